@@ -1,0 +1,1 @@
+"""Confidence-scheduled speculative decoding (DSpark) from compiled engines."""
