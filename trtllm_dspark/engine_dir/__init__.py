@@ -1,0 +1,27 @@
+"""The engine directory: the format that `build/` writes and `engine/` reads (docs/file_formats.md)."""
+
+from trtllm_dspark.engine_dir.directory import EngineDirectory, open_engine_dir
+from trtllm_dspark.engine_dir.manifest import (
+    SCHEMA_VERSION,
+    BuildLimits,
+    FileEntry,
+    Manifest,
+    ModelEntry,
+    describe_file,
+    file_sha256,
+)
+from trtllm_dspark.engine_dir.staging import StagedDirectory, stage_directory
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "BuildLimits",
+    "EngineDirectory",
+    "FileEntry",
+    "Manifest",
+    "ModelEntry",
+    "StagedDirectory",
+    "describe_file",
+    "file_sha256",
+    "open_engine_dir",
+    "stage_directory",
+]
