@@ -63,7 +63,7 @@ def read_token_counts(path: Path, vocab_size: int) -> NDArray[np.int64]:
 def _is_pair(pair: object, vocab_size: int) -> bool:
     if not isinstance(pair, list) or len(pair) != 2 or any(type(value) is not int for value in pair):
         return False
-    return 0 <= pair[0] < vocab_size and 0 <= pair[1] < 2**53
+    return bool(0 <= pair[0] < vocab_size and 0 <= pair[1] < 2**53)
 
 
 def choose_draft_vocab(counts: NDArray[np.int64], size: int, always: Iterable[int]) -> NDArray[np.int64]:

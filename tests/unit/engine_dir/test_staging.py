@@ -1,0 +1,173 @@
+"""A directory appears whole or not at all, whatever happens to its writer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+from helpers.engine_files import WEIGHTS, fill_engine_dir
+
+from trtllm_dspark.engine_dir import open_engine_dir, stage_directory, staging
+from trtllm_dspark.errors import DeviceError, UsageError
+
+
+def publish(destination: Path, payload: bytes, *, overwrite: bool = False) -> None:
+    with stage_directory(destination, overwrite=overwrite) as staged:
+        fill_engine_dir(staged.path, payload)
+        staged.publish()
+
+
+def test_stage_published_directory_is_complete_and_alone(tmp_path: Path) -> None:
+    publish(tmp_path / "engine", b"one")
+    open_engine_dir(tmp_path / "engine")
+    assert os.listdir(tmp_path) == ["engine"]
+
+
+def test_stage_makes_missing_parents_and_accepts_an_empty_directory(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    publish(tmp_path / "a" / "b", b"one")
+    publish(tmp_path / "c" / "d", b"one")
+    open_engine_dir(tmp_path / "a" / "b")
+    open_engine_dir(tmp_path / "c" / "d")
+
+
+def test_stage_unpublished_directory_is_removed(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), stage_directory(tmp_path / "engine", overwrite=False) as staged:
+        fill_engine_dir(staged.path)
+        raise RuntimeError
+    assert os.listdir(tmp_path) == []
+
+
+def test_stage_existing_engine_needs_overwrite_and_is_replaced_whole(tmp_path: Path) -> None:
+    publish(tmp_path / "engine", b"one")
+    (tmp_path / "engine" / "cost_table.json").write_text("{}")
+    with pytest.raises(UsageError, match="add --overwrite"):
+        publish(tmp_path / "engine", b"two")
+    publish(tmp_path / "engine", b"two", overwrite=True)
+    assert (tmp_path / "engine" / WEIGHTS).read_bytes() == b"two"
+    assert not (tmp_path / "engine" / "cost_table.json").exists()
+    assert os.listdir(tmp_path) == ["engine"]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS])
+def test_stage_without_rename_exchange_replaces_in_two_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    class Library:
+        @staticmethod
+        def renameat2(*_: object) -> int:
+            return -1
+
+    monkeypatch.setattr(staging.ctypes, "CDLL", lambda *_, **__: Library)
+    monkeypatch.setattr(staging.ctypes, "get_errno", lambda: code)
+    publish(tmp_path / "engine", b"one")
+    publish(tmp_path / "engine", b"two", overwrite=True)
+    assert (tmp_path / "engine" / WEIGHTS).read_bytes() == b"two"
+    assert os.listdir(tmp_path) == ["engine"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_stage_foreign_directory_is_never_replaced(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("years")
+    with pytest.raises(UsageError, match="holds other files"):
+        publish(tmp_path / "home", b"one", overwrite=overwrite)
+    assert (tmp_path / "home" / "thesis.txt").read_text() == "years"
+
+
+def test_stage_file_or_link_as_destination_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(UsageError, match="is not a directory"):
+            publish(tmp_path / name, b"one", overwrite=True)
+
+
+def test_stage_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match="cannot write beside"):
+        publish(tmp_path / "file" / "engine", b"one")
+
+
+def test_stage_second_writer_is_refused_and_first_is_unharmed(tmp_path: Path) -> None:
+    with stage_directory(tmp_path / "engine", overwrite=False) as staged:
+        fill_engine_dir(staged.path)
+        with pytest.raises(UsageError, match="another build is writing"):
+            publish(tmp_path / "engine", b"two")
+        staged.publish()
+    assert (tmp_path / "engine" / WEIGHTS).read_bytes() == b"weights"
+
+
+def test_stage_destination_that_appeared_meanwhile_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="add --overwrite"), stage_directory(tmp_path / "e", overwrite=False) as staged:
+        fill_engine_dir(staged.path, b"late")
+        fill_engine_dir(tmp_path / "e", b"early")
+        staged.publish()
+    assert (tmp_path / "e" / WEIGHTS).read_bytes() == b"early"
+    assert os.listdir(tmp_path) == ["e"]
+
+
+def test_stage_many_writers_leave_one_whole_engine(tmp_path: Path) -> None:
+    outcomes: list[str] = []
+
+    def write(number: int) -> None:
+        try:
+            publish(tmp_path / "engine", b"%d" % number * 1000, overwrite=True)
+            outcomes.append("ok")
+        except UsageError:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "ok" in outcomes
+    open_engine_dir(tmp_path / "engine")
+    assert os.listdir(tmp_path) == ["engine"]
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from helpers.engine_files import fill_engine_dir
+from trtllm_dspark.engine_dir import stage_directory
+with stage_directory(Path({destination!r}), overwrite=True) as staged:
+    fill_engine_dir(staged.path)
+    print("half way", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_stage_killed_writer_leaves_old_engine_and_next_build_cleans_up(tmp_path: Path) -> None:
+    publish(tmp_path / "engine", b"one")
+    code = WRITER.format(tests=str(Path(__file__).parents[2]), destination=str(tmp_path / "engine"))
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "half way\n"
+        writer.send_signal(signal.SIGKILL)
+    assert sorted(os.listdir(tmp_path)) == [".engine.building", "engine"]
+    assert (tmp_path / "engine" / WEIGHTS).read_bytes() == b"one"
+    publish(tmp_path / "engine", b"two", overwrite=True)
+    assert (tmp_path / "engine" / WEIGHTS).read_bytes() == b"two"
+    assert os.listdir(tmp_path) == ["engine"]
+
+
+def test_stage_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        with pytest.raises(DeviceError, match="free space or choose another --output_dir, nothing was left behind"):
+            publish(tmp_path / "engine", b"x" * 10_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,99 @@
+"""Sizes of an engine before it is built: bytes on disk and of its caches, from the configurations alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from trtllm_dspark.build._types import WeightDtype
+from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
+from trtllm_dspark.engine_dir import BuildLimits
+from trtllm_dspark.errors import ConfigError
+
+INT64_MAX = 2**63 - 1
+# Bytes of one weight of a linear layer: 8-bit blocks of 64 carry one float32 scale, per-row int8 carries next to none.
+BYTES_PER_WEIGHT: dict[WeightDtype, float] = {"int8": 1 + 4 / 64, "w8a8": 1.0, "float32": 4.0}
+
+
+@dataclass(frozen=True, slots=True)
+class SizeEstimate:
+    """Estimated bytes: weights on disk, caches in memory."""
+
+    target_weight_bytes: int
+    drafter_weight_bytes: int
+    target_kv_bytes: int
+    drafter_kv_bytes: int
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of the engine directory."""
+        return self.target_weight_bytes + self.drafter_weight_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of weights and caches when the engine is loaded."""
+        return self.disk_bytes + self.target_kv_bytes + self.drafter_kv_bytes
+
+    def as_json(self) -> dict[str, int]:
+        """Return the figures as plain JSON values."""
+        return {**asdict(self), "disk_bytes": self.disk_bytes, "memory_bytes": self.memory_bytes}
+
+
+def estimate_sizes(
+    limits: BuildLimits,
+    target: ModelConfig,
+    drafter: DrafterConfig | None,
+    *,
+    weight_dtype: WeightDtype,
+    draft_weight_dtype: WeightDtype,
+) -> SizeEstimate:
+    """Estimate an engine's sizes.
+
+    Args:
+        limits: shapes of the engine.
+        target: configuration of the target.
+        drafter: configuration of the drafter as built: with its reduced vocabulary.
+        weight_dtype: storage of the target's linear layers.
+        draft_weight_dtype: storage of the drafter's linear layers.
+
+    Raises:
+        ConfigError: a cache tensor has more bytes than a 64-bit size can hold.
+    """
+    rows = _cache_rows(limits)
+    estimate = SizeEstimate(
+        target_weight_bytes=_target_bytes(target, weight_dtype),
+        drafter_weight_bytes=0 if drafter is None else _drafter_bytes(drafter, draft_weight_dtype),
+        target_kv_bytes=rows * target.kv_bytes_per_token,
+        drafter_kv_bytes=0 if drafter is None else rows * drafter.backbone.kv_bytes_per_token,
+    )
+    if estimate.memory_bytes > INT64_MAX:
+        raise ConfigError(
+            f"--max_batch_size {limits.max_batch_size} times --max_seq_len {limits.max_seq_len} needs more memory than "
+            "can be addressed; lower one"
+        )
+    return estimate
+
+
+def _cache_rows(limits: BuildLimits) -> int:
+    # The padded view writes up to the widest row of a pass behind the last position (a pass may be one prefill chunk).
+    return limits.max_batch_size * (limits.max_seq_len + limits.max_num_tokens)
+
+
+def _layer_weights(model: ModelConfig) -> int:
+    heads = model.num_heads + 2 * model.num_kv_heads
+    attention = model.hidden_size * heads * model.head_dim + model.num_heads * model.head_dim * model.hidden_size
+    return model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
+
+
+def _target_bytes(target: ModelConfig, dtype: WeightDtype) -> int:
+    embedding = target.vocab_size * target.hidden_size
+    matrices = _layer_weights(target) + embedding * (1 if target.tie_word_embeddings else 2)
+    return int(matrices * BYTES_PER_WEIGHT[dtype])
+
+
+def _drafter_bytes(drafter: DrafterConfig, dtype: WeightDtype) -> int:
+    model = drafter.backbone
+    head = drafter.draft_vocab_size * model.hidden_size
+    embedding = model.vocab_size * model.hidden_size
+    fusion = drafter.feature_size * model.hidden_size
+    markov = (model.vocab_size + drafter.draft_vocab_size) * drafter.markov_rank
+    return int((_layer_weights(model) + head + embedding + fusion + markov) * BYTES_PER_WEIGHT[dtype])

@@ -1,0 +1,68 @@
+"""What a build tells its caller: progress while it runs, a report at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtllm_dspark.engine_dir import Manifest
+
+Progress = Callable[[str, float], None]
+"""Called with the step's name and the finished fraction of the whole build, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """Outcome of a finished build.
+
+    Attributes:
+        output_dir: the engine directory.
+        manifest: what was written.
+        seconds: wall time of every step, in order.
+        peak_memory_bytes: largest resident size of the process so far.
+        kv_cache_bytes: memory that the engine's caches take at run time, target and drafter together.
+    """
+
+    output_dir: Path
+    manifest: Manifest
+    seconds: dict[str, float]
+    peak_memory_bytes: int
+    kv_cache_bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as plain JSON values."""
+        return {
+            "output_dir": str(self.output_dir),
+            "engine_hash": self.manifest.engine_hash,
+            "files": {entry.name: entry.size for entry in self.manifest.files},
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "kv_cache_bytes": self.kv_cache_bytes,
+        }
+
+
+@dataclass(slots=True)
+class StepClock:
+    """Times the steps of a build and passes them on as progress; `weights` are the steps' expected shares."""
+
+    weights: dict[str, float]
+    progress: Progress | None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time one step."""
+        self._tell(name)
+        start = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - start
+        self._tell(name)
+
+    def _tell(self, name: str) -> None:
+        if self.progress is not None:
+            done = sum(self.weights[step] for step in self.seconds)
+            self.progress(name, done / sum(self.weights.values()))
