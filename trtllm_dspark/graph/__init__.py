@@ -1,1 +1,20 @@
-"""graph."""
+"""Canonical network definitions, emitted as ONNX opset 24 with one attention lowering a target."""
+
+from trtllm_dspark.graph.drafter import BLOCK_GRAPH, CONTEXT_GRAPH, DrafterSource, write_drafter
+from trtllm_dspark.graph.heads import HEADS_FILE, write_heads
+from trtllm_dspark.graph.matrices import WEIGHT_DTYPES, WeightDtype
+from trtllm_dspark.graph.target import TARGET_GRAPH, WrittenTarget, write_target
+
+__all__ = [
+    "BLOCK_GRAPH",
+    "CONTEXT_GRAPH",
+    "HEADS_FILE",
+    "TARGET_GRAPH",
+    "WEIGHT_DTYPES",
+    "DrafterSource",
+    "WeightDtype",
+    "WrittenTarget",
+    "write_drafter",
+    "write_heads",
+    "write_target",
+]

@@ -1,0 +1,73 @@
+"""Weight quantisation: symmetric 8-bit, one scale a block of a row or one a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_dspark.errors import ConfigError
+
+FloatArray = NDArray[np.float32]
+# Bounds the temporaries while a vocabulary-sized matrix is quantised.
+_CHUNK_ELEMENTS = 1 << 22
+
+
+def row_chunks(weight: NDArray[np.float32]) -> Iterator[slice]:
+    """Yield consecutive row slices of a matrix that hold a bounded number of elements."""
+    step = max(1, _CHUNK_ELEMENTS // max(1, weight.shape[1]))
+    for start in range(0, weight.shape[0], step):
+        yield slice(start, min(start + step, weight.shape[0]))
+
+
+def block_size_for(width: int) -> int:
+    """Return the block size used for rows of `width` elements: the largest of 64, 32, 16 that divides it.
+
+    Raises:
+        ConfigError: none divides it.
+    """
+    for size in (64, 32, 16):
+        if width % size == 0:
+            return size
+    raise ConfigError(
+        f"int8 weights need row widths that are multiples of 16, this model has one of {width}; "
+        "use --weight_dtype float32"
+    )
+
+
+def quantize_blocks(weight: FloatArray, block_size: int) -> tuple[NDArray[np.uint8], FloatArray]:
+    """Quantise rows in blocks, symmetric around zero point 128.
+
+    Args:
+        weight: [N, K] float32, K a multiple of `block_size`.
+        block_size: elements that share a scale.
+
+    Returns:
+        [N, K] uint8 codes in 1..255 and [N, K / block_size] float32 scales; value = (code - 128) * scale.
+    """
+    rows, width = weight.shape
+    blocks = np.asarray(weight, np.float32).reshape(rows, width // block_size, block_size)
+    scales = np.abs(blocks).max(axis=2) / np.float32(127)
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+    codes = np.rint(blocks * inverse[:, :, None])
+    np.clip(codes, -127, 127, out=codes)
+    codes += 128
+    return codes.astype(np.uint8).reshape(rows, width), scales
+
+
+def quantize_rows(weight: FloatArray) -> tuple[NDArray[np.int8], FloatArray]:
+    """Quantise with one scale a row, symmetric.
+
+    Args:
+        weight: [N, K] float32.
+
+    Returns:
+        [N, K] int8 codes in -127..127 and [N] float32 scales; value = code * scale.
+    """
+    weight = np.asarray(weight, np.float32)
+    scales = np.abs(weight).max(axis=1) / np.float32(127)
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+    codes = np.rint(weight * inverse[:, None])
+    np.clip(codes, -127, 127, out=codes)
+    return codes.astype(np.int8), scales

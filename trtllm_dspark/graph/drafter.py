@@ -1,0 +1,168 @@
+"""The drafter's networks: one absorbs committed features into its context, one runs a block of masks.
+
+Source: DSpark paper, section 3.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
+from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.graph.layers import decoder_layer
+from trtllm_dspark.graph.lowering import get_lowering
+from trtllm_dspark.graph.matrices import StoredMatrix, WeightDtype, embedding_dtype
+from trtllm_dspark.graph.network import Network, WeightFile
+from trtllm_dspark.graph.target import WrittenTarget
+from trtllm_dspark.graph.weights import Arrays, Progress, Weights
+
+CONTEXT_GRAPH = "drafter_context.onnx"
+BLOCK_GRAPH = "drafter_block.onnx"
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSource:
+    """A drafter and the target whose embedding and head it may share."""
+
+    config: DrafterConfig
+    arrays: Arrays
+    target_config: ModelConfig
+    target_arrays: Arrays
+    target: WrittenTarget
+
+    def head_rows(self, weights: Weights) -> NDArray[np.float32]:
+        """Return the output head [V, d] in float32: the drafter's own or the target's."""
+        shape = (self.target_config.vocab_size, self.config.backbone.hidden_size)
+        if "lm_head.weight" in self.arrays:
+            return weights.read("lm_head.weight", shape)
+        name = "embed.weight" if self.target_config.tie_word_embeddings else "lm_head.weight"
+        return Weights(self.target_arrays, "float32").read(name, shape)
+
+
+def write_drafter(
+    directory: Path,
+    source: DrafterSource,
+    *,
+    max_seq_len: int,
+    max_draft_len: int,
+    draft_token_ids: NDArray[np.int64] | None = None,
+    weight_dtype: WeightDtype = "int8",
+    lowering: str = "ort",
+    progress: Progress | None = None,
+) -> tuple[Path, ...]:
+    """Write the drafter's context and block graphs with their data files into `directory`.
+
+    Context graph: features [T, m * d], positions [T], pad_index [R, S], write_indices [R] -> caches only.
+    Block graph: input_ids [R, gamma] (anchor, masks), write_indices [R] (the anchor's position) -> base_logits
+    [R, max_draft_len, Vd], hidden [R, max_draft_len, d]; its K and V lie behind the context until they are overwritten.
+    Both bind the same past_/present_{k,v}.{layer} caches.
+
+    Args:
+        directory: where `write_target` wrote; the block graph refers to the target's data file for what it shares.
+        source: drafter and target.
+        max_seq_len: tokens of a request; the rotary tables reach one block further.
+        max_draft_len: slots of a block whose logits are computed, at most the block size it was trained with.
+        draft_token_ids: [Vd] target ids the drafter proposes from; None = all.
+        weight_dtype: storage of the linear layers.
+        lowering: spelling of attention.
+        progress: called with each weight's name after it is stored.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ConfigError: drafter and target do not fit, or a limit is out of range.
+        ShapeError: a tensor is missing or has another shape than the configuration says.
+    """
+    config = source.config
+    if not 1 <= max_draft_len <= config.block_size:
+        raise ConfigError(f"max_draft_len is {max_draft_len}, this drafter allows 1..{config.block_size}; change it")
+    if "embed.weight" not in source.arrays and config.backbone.hidden_size != source.target_config.hidden_size:
+        raise ConfigError(
+            f"the drafter shares the target's embedding but its hidden size is {config.backbone.hidden_size}, "
+            f"the target's {source.target_config.hidden_size}; use the drafter trained for this target"
+        )
+    weights = Weights(source.arrays, weight_dtype, progress)
+    num_positions = max_seq_len + config.block_size
+    context = _write_context(directory, config, weights, num_positions, lowering)
+    block = _write_block(directory, source, weights, num_positions, max_draft_len, draft_token_ids, lowering)
+    return context + block
+
+
+def _write_context(
+    directory: Path, config: DrafterConfig, weights: Weights, num_positions: int, lowering: str
+) -> tuple[Path, ...]:
+    backbone = config.backbone
+    file = WeightFile(directory / f"{CONTEXT_GRAPH}.data")
+    try:
+        net = Network("drafter_context", file)
+        features = net.input("features", np.float32, ["T", config.feature_size])
+        rows = weights.linear(net, features, ["fc"], [backbone.hidden_size], config.feature_size)
+        rows = weights.norm(net, rows, "hidden_norm", backbone.hidden_size, backbone.rms_norm_eps)
+        absorb = get_lowering(lowering).context(net, backbone, num_positions)
+        for layer in range(backbone.num_layers):
+            # The context's K and V come from hidden_norm directly; attn_norm belongs to the block's path only.
+            absorb(net, weights, layer, rows)
+        net.save(directory / CONTEXT_GRAPH)
+    finally:
+        file.close()
+    return directory / CONTEXT_GRAPH, file.path
+
+
+def _write_block(
+    directory: Path,
+    source: DrafterSource,
+    weights: Weights,
+    num_positions: int,
+    max_draft_len: int,
+    draft_token_ids: NDArray[np.int64] | None,
+    lowering: str,
+) -> tuple[Path, ...]:
+    config, backbone = source.config, source.config.backbone
+    gamma, size = config.block_size, backbone.hidden_size
+    file = WeightFile(directory / f"{BLOCK_GRAPH}.data")
+    try:
+        net = Network("drafter_block", file)
+        ids = net.input("input_ids", np.int64, ["R", gamma])
+        embedding = _embedding(net, source, weights)
+        x = embedding.gather(net, net.node("Reshape", ids, net.ints(-1)))
+        attention = get_lowering(lowering).block(net, backbone, num_positions, gamma)
+        for layer in range(backbone.num_layers):
+            x = decoder_layer(net, weights, backbone, layer, x, attention)
+        if max_draft_len < gamma:
+            blocks = net.node("Reshape", x, net.ints(-1, gamma, size))
+            kept = net.node("Slice", blocks, net.ints(0), net.ints(max_draft_len), net.ints(1))
+            x = net.node("Reshape", kept, net.ints(-1, size))
+        hidden = weights.norm(net, x, "norm", size, backbone.rms_norm_eps)
+        head = _head(net, source, weights, draft_token_ids)
+        for name, value, width in (("hidden", hidden, size), ("base_logits", head.multiply(net, hidden), head.rows)):
+            shaped = net.node("Reshape", value, net.ints(-1, max_draft_len, width), out=name)
+            net.output(shaped, name, np.float32, ["R", max_draft_len, width])
+        net.save(directory / BLOCK_GRAPH)
+    finally:
+        file.close()
+    return directory / BLOCK_GRAPH, file.path
+
+
+def _embedding(net: Network, source: DrafterSource, weights: Weights) -> StoredMatrix:
+    """Store the drafter's own table, or refer to the target's bytes: nothing is held twice."""
+    if "embed.weight" not in source.arrays:
+        return source.target.embedding
+    shape = (source.target_config.vocab_size, source.config.backbone.hidden_size)
+    return weights.store(net, "embed.weight", weights.read("embed.weight", shape), embedding_dtype(weights.dtype))
+
+
+def _head(
+    net: Network, source: DrafterSource, weights: Weights, draft_token_ids: NDArray[np.int64] | None
+) -> StoredMatrix:
+    """Store the rows of a reduced vocabulary, or share the target's whole head."""
+    if draft_token_ids is None and "lm_head.weight" not in source.arrays:
+        return source.target.head
+    rows = source.head_rows(weights)
+    if draft_token_ids is not None:
+        rows = np.ascontiguousarray(rows[draft_token_ids])
+    return weights.store(net, "lm_head.weight", rows, embedding_dtype(weights.dtype))

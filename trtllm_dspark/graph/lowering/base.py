@@ -1,0 +1,56 @@
+"""What a lowering provides: the three uses of attention in a target and its drafter."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from trtllm_dspark.checkpoint.config import ModelConfig
+from trtllm_dspark.graph.network import Network
+from trtllm_dspark.graph.weights import Weights
+
+
+class SelfAttention(Protocol):
+    """Attention of one network; called once a layer."""
+
+    def __call__(self, net: Network, weights: Weights, layer: int, x: str) -> str:
+        """Append projections, rotary embedding, cache update and attention of `layer`.
+
+        Args:
+            net: the graph.
+            weights: where the projections come from.
+            layer: index of the decoder layer.
+            x: [T, d] normed rows.
+
+        Returns:
+            [T, H * D] value, the input of the output projection.
+        """
+        ...
+
+
+class ContextCache(Protocol):
+    """Writes K and V of context rows into the drafter's cache; called once a layer."""
+
+    def __call__(self, net: Network, weights: Weights, layer: int, x: str) -> None:
+        """Append K and V projections of x [T, d], rotary embedding and the cache update of `layer`."""
+        ...
+
+
+class Lowering(Protocol):
+    """One target's spelling of attention; each method declares the graph inputs it needs."""
+
+    @property
+    def name(self) -> str:
+        """Name used in manifests and messages."""
+        ...
+
+    def causal(self, net: Network, config: ModelConfig, num_positions: int) -> SelfAttention:
+        """Ragged causal attention over packed rows: the target."""
+        ...
+
+    def block(self, net: Network, config: ModelConfig, num_positions: int, block_size: int) -> SelfAttention:
+        """Attention of the drafter's block: rows [R * gamma] see the context and, in both directions, their block."""
+        ...
+
+    def context(self, net: Network, config: ModelConfig, num_positions: int) -> ContextCache:
+        """Cache update of the drafter's context over packed rows."""
+        ...
