@@ -1,1 +1,20 @@
-"""checkpoint."""
+"""Read target models and drafters into one canonical configuration and named arrays."""
+
+from trtllm_dspark.checkpoint.arrays import LazyArrays
+from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig, RopeScaling
+from trtllm_dspark.checkpoint.paths import resolve_path
+from trtllm_dspark.checkpoint.target import load_target
+from trtllm_dspark.checkpoint.types import Checkpoint, CheckpointFile, DrafterCheckpoint, TokenizerAssets
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointFile",
+    "DrafterCheckpoint",
+    "DrafterConfig",
+    "LazyArrays",
+    "ModelConfig",
+    "RopeScaling",
+    "TokenizerAssets",
+    "load_target",
+    "resolve_path",
+]

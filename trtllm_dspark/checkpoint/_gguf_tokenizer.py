@@ -1,0 +1,148 @@
+"""Translate the tokenizer in GGUF metadata into a Hugging Face `tokenizer.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trtllm_dspark.checkpoint.types import TokenizerAssets
+from trtllm_dspark.errors import CheckpointError
+
+_USER_DEFINED, _CONTROL = 4, 3
+
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# The same, but every digit is a piece of its own.
+_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def _byte_level(use_regex: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _sequence(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "pretokenizers": list(steps)}
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+_PRE_TOKENIZERS: dict[str, dict[str, Any]] = {
+    "gpt-2": _byte_level(True),
+    "smollm": _sequence({"type": "Digits", "individual_digits": True}, _byte_level(True)),
+    "llama-bpe": _sequence(_split(_LLAMA3_SPLIT), _byte_level(False)),
+    "qwen2": _sequence(_split(_QWEN2_SPLIT), _byte_level(False)),
+}
+"""`tokenizer.ggml.pre` -> how text is cut before the merges apply."""
+
+
+def read_tokenizer(path: Path, metadata: dict[str, Any]) -> TokenizerAssets | None:
+    """Return the tokenizer of a GGUF file; None when the file has none.
+
+    Raises:
+        CheckpointError: the tokenizer is not a byte-level BPE of a known kind, or its tables do not fit.
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind is None:
+        return None
+    pre = metadata.get("tokenizer.ggml.pre", "default")
+    if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
+        raise CheckpointError(
+            f"{path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported, expected 'gpt2' with one of "
+            f"{', '.join(_PRE_TOKENIZERS)}; use the model's Hugging Face directory instead"
+        )
+    tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
+    types: list[int] = metadata.get("tokenizer.ggml.token_type", [])
+    merges: list[str] = metadata.get("tokenizer.ggml.merges", [])
+    if len(types) != len(tokens) or len(set(tokens)) != len(tokens):
+        raise CheckpointError(
+            f"{path}: {len(tokens)} tokens ({len(set(tokens))} distinct) with {len(types)} types; the file is damaged"
+        )
+    bos = _special_id(path, metadata, "bos", len(tokens))
+    document = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added_tokens(tokens, types),
+        "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
+        "pre_tokenizer": _PRE_TOKENIZERS[pre],
+        "post_processor": None,
+        "decoder": _byte_level(True),
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": pre == "llama-bpe",
+            "vocab": {token: index for index, token in enumerate(tokens)},
+            "merges": [_merge(path, merge) for merge in merges],
+        },
+    }
+    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
+        document["post_processor"] = _prepend(tokens[bos], bos)
+    generation = {
+        "bos_token_id": bos,
+        "eos_token_id": list(end_ids(path, metadata)),
+        "pad_token_id": _special_id(path, metadata, "padding", len(tokens)),
+    }
+    known = {name: value for name, value in generation.items() if value is not None}
+    template = metadata.get("tokenizer.chat_template")
+    return TokenizerAssets(json.dumps(document, ensure_ascii=False), template, known)
+
+
+def end_ids(path: Path, metadata: dict[str, Any]) -> tuple[int, ...]:
+    """Return the ids that end a generation: end of sequence, of turn and of message, in that order."""
+    count = len(metadata.get("tokenizer.ggml.tokens", []))
+    found = [_special_id(path, metadata, name, count) for name in ("eos", "eot", "eom")]
+    return tuple(dict.fromkeys(index for index in found if index is not None))
+
+
+def _special_id(path: Path, metadata: dict[str, Any], name: str, count: int) -> int | None:
+    value = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    if value is None:
+        return None
+    if not 0 <= value < count:
+        raise CheckpointError(f"{path}: {name}_token_id is {value}, outside the vocabulary of {count} tokens")
+    return int(value)
+
+
+def _added_tokens(tokens: list[str], types: list[int]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": index,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind == _CONTROL,
+        }
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+
+
+def _merge(path: Path, merge: str) -> list[str]:
+    # A merge is two pieces with one space between; byte-level pieces hold no space themselves.
+    pieces = merge.split(" ")
+    if len(pieces) != 2:
+        raise CheckpointError(f"{path}: tokenizer merge {merge!r} is not two pieces; the vocabulary is damaged")
+    return pieces
+
+
+def _prepend(token: str, index: int) -> dict[str, Any]:
+    """Return the post-processor that puts one special token in front of a sequence."""
+    special = {"SpecialToken": {"id": token, "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [special, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [special, {"Sequence": {"id": "A", "type_id": 0}}, special, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {token: {"id": token, "ids": [index], "tokens": [token]}},
+    }

@@ -1,0 +1,154 @@
+"""The safetensors container: one file, or the sharded set an index names."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtllm_dspark.checkpoint.arrays import Array, LazyArray
+from trtllm_dspark.errors import CheckpointError
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "I8": np.dtype("i1"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "BOOL": np.dtype("?"),
+}
+_MAX_HEADER_BYTES = 100 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of a safetensors file; `read` returns the stored values, floats widened to float32."""
+
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+    def read(self) -> Array:
+        """Read the values: float32 for F32, F16 and BF16, otherwise the stored type."""
+        stored = _DTYPES[self.dtype]
+        raw = np.fromfile(self.path, stored, self.num_bytes // stored.itemsize, offset=self.offset)
+        if raw.nbytes != self.num_bytes:
+            raise CheckpointError(f"{self.path} became shorter while it was read: tensor {self.name} is incomplete")
+        if self.dtype == "BF16":
+            raw = (raw.astype(np.uint32) << 16).view(np.float32)
+        elif self.dtype in ("F16", "F32"):
+            raw = raw.astype(np.float32, copy=False)
+        return raw.reshape(self.shape)
+
+    def lazy(self) -> LazyArray:
+        """Return the tensor as a lazily read float32 array.
+
+        Raises:
+            CheckpointError: the stored type is not a plain floating-point type.
+        """
+        if self.dtype not in ("F32", "F16", "BF16"):
+            raise CheckpointError(
+                f"tensor {self.name} in {self.path} has dtype {self.dtype}, expected F32, F16 or BF16; "
+                "quantised checkpoints are not read, pass the original one"
+            )
+        return LazyArray(self.name, self.shape, self.read)
+
+
+def read_directory(directory: Path) -> tuple[dict[str, StoredTensor], tuple[Path, ...]]:
+    """Return the tensors of a model directory and the files they are in.
+
+    Reads `model.safetensors`, or the shards `model.safetensors.index.json` names.
+
+    Raises:
+        CheckpointError: there is no safetensors file, a shard is missing, or a tensor is not where the index says.
+    """
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if single.is_file():
+        return read_file(single), (single,)
+    if not index.is_file():
+        others = [path.name for path in directory.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".npz")]
+        found = f"found {', '.join(sorted(others))}, which is not read" if others else "found no weights"
+        raise CheckpointError(f"{directory} has no model.safetensors and no model.safetensors.index.json; {found}")
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} has no weight_map; the checkpoint is incomplete")
+    shards: dict[str, dict[str, StoredTensor]] = {}
+    for shard in sorted(set(weight_map.values())):
+        if Path(shard).name != shard or not (directory / shard).is_file():
+            raise CheckpointError(f"{index} names shard {shard}, which is not in {directory}; download it")
+        shards[shard] = read_file(directory / shard)
+    tensors: dict[str, StoredTensor] = {}
+    for name, shard in weight_map.items():
+        if name not in shards[shard]:
+            raise CheckpointError(f"{index} places tensor {name} in {shard}, which does not hold it")
+        tensors[name] = shards[shard][name]
+    for shard, held in shards.items():
+        for name in held:
+            if weight_map.get(name) != shard:
+                raise CheckpointError(f"{directory / shard} holds tensor {name}, which the index does not place there")
+    return tensors, (index, *(directory / shard for shard in shards))
+
+
+def read_file(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of one safetensors file.
+
+    Raises:
+        CheckpointError: the file is damaged, or a tensor has a type that is not supported.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+            raise CheckpointError(f"{path} is damaged: it has no safetensors header; get it again")
+        try:
+            header = json.loads(stream.read(length))
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged: its safetensors header is not JSON; get it again") from error
+    start = 8 + length
+    return {name: _stored(path, name, entry, start, size) for name, entry in header.items() if name != "__metadata__"}
+
+
+def _stored(path: Path, name: str, entry: Any, start: int, size: int) -> StoredTensor:
+    try:
+        dtype, shape = str(entry["dtype"]), tuple(int(dim) for dim in entry["shape"])
+        begin, end = (int(offset) for offset in entry["data_offsets"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: the header entry of tensor {name} cannot be read") from error
+    if dtype not in _DTYPES:
+        raise CheckpointError(
+            f"tensor {name} in {path} has dtype {dtype}, expected one of {', '.join(_DTYPES)}; "
+            "quantised checkpoints are not read, pass the original one"
+        )
+    num_bytes = prod(shape) * _DTYPES[dtype].itemsize
+    if begin < 0 or end - begin != num_bytes:
+        raise CheckpointError(f"{path} is damaged: tensor {name} has {end - begin} bytes, its shape needs {num_bytes}")
+    if start + end > size:
+        raise CheckpointError(f"{path} is cut short: tensor {name} runs past its end; get the file again")
+    return StoredTensor(path, name, dtype, shape, start + begin, num_bytes)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        CheckpointError: the file is missing or does not hold a JSON object.
+    """
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path.parent} has no {path.name}; it is not a model directory") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON ({error}); correct it or get it again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, got {type(value).__name__}")
+    return value
