@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from trtllm_dspark.build._types import Backend, WeightDtype
+from trtllm_dspark.build._choices import BACKENDS, WEIGHT_DTYPES, Backend, WeightDtype
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.engine_dir import BuildLimits
 from trtllm_dspark.errors import ConfigError
@@ -52,10 +52,10 @@ class BuildConfig:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        _require_choice("backend", self.backend, get_args(Backend))
-        _require_choice("weight_dtype", self.weight_dtype, get_args(WeightDtype))
+        _require_choice("backend", self.backend, BACKENDS)
+        _require_choice("weight_dtype", self.weight_dtype, WEIGHT_DTYPES)
         if self.draft_weight_dtype is not None:
-            _require_choice("draft_weight_dtype", self.draft_weight_dtype, get_args(WeightDtype))
+            _require_choice("draft_weight_dtype", self.draft_weight_dtype, WEIGHT_DTYPES)
         _require_int("max_batch_size", self.max_batch_size, 1, 4096)
         _require_int("max_seq_len", self.max_seq_len, 2, 2**24)
         _require_int("max_num_tokens", self.max_num_tokens, 1, 2**20)

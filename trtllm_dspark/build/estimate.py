@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from trtllm_dspark.build._types import WeightDtype
+from trtllm_dspark.build._choices import WeightDtype
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.engine_dir import BuildLimits
 from trtllm_dspark.errors import ConfigError

@@ -47,22 +47,31 @@ class BuildReport:
 
 @dataclass(slots=True)
 class StepClock:
-    """Times the steps of a build and passes them on as progress; `weights` are the steps' expected shares."""
+    """Times the steps of a build and passes them on as progress; `shares` are their expected parts of the whole."""
 
-    weights: dict[str, float]
+    shares: dict[str, float]
     progress: Progress | None
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Time one step."""
-        self._tell(name)
-        start = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - start
-        self._tell(name)
+    def step(self, name: str, num_items: int = 1) -> Iterator[Callable[[str], None]]:
+        """Time one step and yield a function to call after each of its items."""
+        done = 0
 
-    def _tell(self, name: str) -> None:
+        def advance(_: str) -> None:
+            nonlocal done
+            done += 1
+            self._tell(name, min(1.0, done / num_items))
+
+        self._tell(name, 0.0)
+        start = time.monotonic()
+        yield advance
+        self.seconds[name] = time.monotonic() - start
+        self._tell(name, 0.0)
+
+    def _tell(self, name: str, fraction: float) -> None:
         if self.progress is not None:
-            done = sum(self.weights[step] for step in self.seconds)
-            self.progress(name, done / sum(self.weights.values()))
+            done = sum(self.shares[step] for step in self.seconds)
+            if name not in self.seconds:
+                done += self.shares[name] * fraction
+            self.progress(name, done / sum(self.shares.values()))

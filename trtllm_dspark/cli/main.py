@@ -30,6 +30,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Help that shows a default only where there is one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or action.default is False:
+            return action.help
+        return super()._get_help_string(action)
+
+
 def _help_text() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
@@ -55,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog=f"trtllm-dspark {name}",
         description=COMMANDS[name][1],
         allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_HelpFormatter,
     )
     parser.add_argument(
         "--log_level", default="info", choices=("debug", "info", "warning", "error"), help="verbosity of the log"
@@ -64,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = importlib.import_module(COMMANDS[name][0])
         module.add_arguments(parser)
         args = parser.parse_args(arguments[1:])
-        logging.basicConfig(level=args.log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+        log_format = "%(levelname)s %(name)s: %(message)s"
+        logging.basicConfig(level=args.log_level.upper(), stream=sys.stderr, format=log_format)
         return int(module.run(args))
     except DsparkError as error:
         print(f"trtllm-dspark {name}: {error}", file=sys.stderr)

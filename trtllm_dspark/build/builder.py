@@ -1,0 +1,145 @@
+"""Carry out a build: emit the graphs, store the weights, check the result, publish the directory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import resource
+from importlib.metadata import version
+from pathlib import Path
+
+from trtllm_dspark import __version__
+from trtllm_dspark.build.config import BuildConfig
+from trtllm_dspark.build.plan import BuildPlan, plan_build
+from trtllm_dspark.build.report import BuildReport, Progress, StepClock
+from trtllm_dspark.checkpoint import CheckpointFile, TokenizerAssets
+from trtllm_dspark.engine_dir import FileEntry, Manifest, ModelEntry, describe_file, stage_directory
+from trtllm_dspark.engine_dir.staging import check_destination
+from trtllm_dspark.graph import DrafterSource, WrittenTarget, write_drafter, write_heads, write_target
+
+logger = logging.getLogger(__name__)
+
+TOKENIZER_FILE = "tokenizer.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+GENERATION_CONFIG_FILE = "generation_config.json"
+# Fused query-key-value, output, gate-up and down: what a decoder layer stores.
+_MATRICES_PER_LAYER = 4
+
+
+def build_engine(config: BuildConfig, progress: Progress | None = None) -> BuildReport:
+    """Build an engine directory; it appears whole or not at all.
+
+    Args:
+        config: what to build.
+        progress: called with each step's name and the finished fraction of the build.
+
+    Returns:
+        Sizes and times.
+
+    Raises:
+        UsageError: the output directory may not be written, or a limit does not fit the models.
+        CheckpointError: a checkpoint cannot be read, or target and drafter do not fit each other.
+        DeviceError: the disk is full or fails.
+    """
+    check_destination(config.output_dir, overwrite=config.overwrite)
+    plan = plan_build(config)
+    clock = StepClock(_shares(plan), progress)
+    with stage_directory(config.output_dir, overwrite=config.overwrite) as staged:
+        target = _write_target(plan, staged.path, clock)
+        _write_drafter(plan, staged.path, target, clock)
+        with clock.step("finish"):
+            if plan.target.tokenizer is not None:
+                _write_tokenizer(plan.target.tokenizer, staged.path)
+            manifest = _manifest(plan, staged.path)
+            (staged.path / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
+            staged.publish()
+    estimate = plan.estimate
+    return BuildReport(
+        output_dir=config.output_dir,
+        manifest=manifest,
+        seconds=clock.seconds,
+        # Linux counts in KiB.
+        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        kv_cache_bytes=estimate.target_kv_bytes + estimate.drafter_kv_bytes,
+    )
+
+
+def _shares(plan: BuildPlan) -> dict[str, float]:
+    shares = {"target": float(plan.estimate.target_weight_bytes)}
+    if plan.drafter is not None:
+        shares["drafter"] = float(plan.estimate.drafter_weight_bytes)
+    return {**shares, "finish": 0.1 * sum(shares.values())}
+
+
+def _write_target(plan: BuildPlan, directory: Path, clock: StepClock) -> WrittenTarget:
+    model = plan.target.config
+    layers = () if plan.drafter_config is None else plan.drafter_config.target_layer_ids
+    with clock.step("target", _MATRICES_PER_LAYER * model.num_layers + 1) as advance:
+        return write_target(
+            directory,
+            model,
+            plan.target.arrays,
+            max_seq_len=plan.limits.max_seq_len,
+            feature_layer_ids=layers,
+            weight_dtype=plan.config.weight_dtype,
+            progress=advance,
+        )
+
+
+def _write_drafter(plan: BuildPlan, directory: Path, target: WrittenTarget, clock: StepClock) -> None:
+    if plan.drafter is None or plan.drafter_config is None:
+        return
+    config, arrays = plan.drafter_config, plan.drafter.arrays
+    source = DrafterSource(config, arrays, plan.target.config, plan.target.arrays, target)
+    with clock.step("drafter", (_MATRICES_PER_LAYER + 1) * config.backbone.num_layers + 1) as advance:
+        write_drafter(
+            directory,
+            source,
+            max_seq_len=plan.limits.max_seq_len,
+            max_draft_len=plan.limits.max_draft_len,
+            draft_token_ids=plan.draft_vocab,
+            weight_dtype=plan.draft_weight_dtype,
+            progress=advance,
+        )
+        write_heads(
+            directory,
+            config,
+            arrays,
+            vocab_size=plan.target.config.vocab_size,
+            draft_token_ids=plan.draft_vocab,
+            weight_dtype=plan.draft_weight_dtype,
+        )
+
+
+def _write_tokenizer(assets: TokenizerAssets, directory: Path) -> None:
+    (directory / TOKENIZER_FILE).write_text(assets.tokenizer_json, encoding="utf-8")
+    if assets.chat_template is not None:
+        (directory / CHAT_TEMPLATE_FILE).write_text(assets.chat_template, encoding="utf-8")
+    text = json.dumps(assets.generation_config, indent=2) + "\n"
+    (directory / GENERATION_CONFIG_FILE).write_text(text, encoding="utf-8")
+
+
+def _manifest(plan: BuildPlan, directory: Path) -> Manifest:
+    drafter = None
+    if plan.drafter is not None:
+        drafter = ModelEntry(plan.draft_weight_dtype, _checkpoint_files(plan.drafter.files))
+    return Manifest(
+        backend=plan.config.backend,
+        limits=plan.limits,
+        target=ModelEntry(plan.config.weight_dtype, _checkpoint_files(plan.target.files)),
+        target_config=plan.target.config,
+        drafter=drafter,
+        drafter_config=plan.drafter_config,
+        files=tuple(describe_file(path, directory) for path in sorted(directory.rglob("*")) if path.is_file()),
+        tools=_tools(),
+    )
+
+
+def _checkpoint_files(files: tuple[CheckpointFile, ...]) -> tuple[FileEntry, ...]:
+    return tuple(FileEntry(file.name, file.size, file.sha256) for file in files)
+
+
+def _tools() -> dict[str, str]:
+    libraries = {name: version(name) for name in ("onnx", "onnxruntime", "numpy")}
+    return {"trtllm-dspark": __version__, **libraries, "python": platform.python_version()}

@@ -1,0 +1,102 @@
+"""Everything about a build that is known before the first weight is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_dspark.build._choices import WeightDtype
+from trtllm_dspark.build.config import BuildConfig, resolve_limits
+from trtllm_dspark.build.draft_vocab import choose_draft_vocab, read_token_counts
+from trtllm_dspark.build.estimate import SizeEstimate, estimate_sizes
+from trtllm_dspark.checkpoint import Checkpoint, DrafterCheckpoint, load_drafter, load_target
+from trtllm_dspark.checkpoint.config import DrafterConfig
+from trtllm_dspark.engine_dir import BuildLimits
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    """Opened checkpoints and resolved settings of one build.
+
+    Attributes:
+        drafter_config: the drafter as it will be built, with its reduced vocabulary.
+        draft_vocab: [Vd] int64 ids of the target's vocabulary that the drafter proposes; None = all.
+    """
+
+    config: BuildConfig
+    target: Checkpoint
+    drafter: DrafterCheckpoint | None
+    drafter_config: DrafterConfig | None
+    draft_vocab: NDArray[np.int64] | None
+    limits: BuildLimits
+    draft_weight_dtype: WeightDtype
+    estimate: SizeEstimate
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `--dry_run` prints."""
+        return {
+            "config": {**self.config.as_json(), "draft_weight_dtype": self.draft_weight_dtype, **asdict(self.limits)},
+            "target": {
+                "format": self.target.format,
+                "files": [str(file.path) for file in self.target.files],
+                "config": asdict(self.target.config),
+            },
+            "drafter": self._drafter_json(),
+            "estimate": self.estimate.as_json(),
+        }
+
+    def _drafter_json(self) -> dict[str, Any] | None:
+        if self.drafter is None or self.drafter_config is None:
+            return None
+        config = asdict(self.drafter_config)
+        del config["extra"]
+        return {
+            "format": self.drafter.format,
+            "files": [str(file.path) for file in self.drafter.files],
+            "shares_embedding": self.drafter.shares_embedding,
+            "shares_lm_head": self.drafter.shares_lm_head,
+            "config": config,
+        }
+
+
+def plan_build(config: BuildConfig) -> BuildPlan:
+    """Open both checkpoints and settle every limit and size; reads headers, no weights.
+
+    Raises:
+        ConfigError: a limit does not fit the models, or the token counts do not fit the target.
+        CheckpointError: a checkpoint cannot be read, or target and drafter do not fit each other.
+    """
+    target = load_target(config.target_checkpoint)
+    drafter = None if config.draft_checkpoint is None else load_drafter(config.draft_checkpoint, target.config)
+    drafter_config = None if drafter is None else drafter.config
+    limits = resolve_limits(config, target.config, drafter_config)
+    vocab = _draft_vocab(config, target)
+    if drafter_config is not None and vocab is not None:
+        drafter_config = replace(drafter_config, draft_vocab_size=int(vocab.size))
+    draft_dtype = config.draft_weight_dtype or config.weight_dtype
+    estimate = estimate_sizes(
+        limits, target.config, drafter_config, weight_dtype=config.weight_dtype, draft_weight_dtype=draft_dtype
+    )
+    return BuildPlan(config, target, drafter, drafter_config, vocab, limits, draft_dtype, estimate)
+
+
+def _draft_vocab(config: BuildConfig, target: Checkpoint) -> NDArray[np.int64] | None:
+    if config.draft_vocab_size is None or config.draft_vocab_counts is None:
+        return None
+    counts = read_token_counts(config.draft_vocab_counts, target.config.vocab_size)
+    return choose_draft_vocab(counts, config.draft_vocab_size, special_token_ids(target))
+
+
+def special_token_ids(target: Checkpoint) -> set[int]:
+    """Return end-of-sequence, begin and padding ids and every token the tokenizer marks as special."""
+    model = target.config
+    named = (*model.eos_token_ids, model.bos_token_id, model.pad_token_id)
+    special = {token for token in named if token is not None}
+    if target.tokenizer is not None:
+        added = json.loads(target.tokenizer.tokenizer_json).get("added_tokens", [])
+        special |= {int(token["id"]) for token in added if token.get("special")}
+    return {token for token in special if 0 <= token < model.vocab_size}

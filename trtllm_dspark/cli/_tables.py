@@ -1,0 +1,102 @@
+"""Tables that `build` and `inspect` print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from trtllm_dspark.engine_dir import EngineDirectory, Manifest
+
+if TYPE_CHECKING:
+    from trtllm_dspark.build.report import BuildReport
+
+Row = tuple[str, str]
+
+
+def megabytes(size: int) -> str:
+    """Format bytes as megabytes."""
+    return f"{size / 1e6:,.1f} MB"
+
+
+def print_table(rows: Iterable[Row]) -> None:
+    """Print name and value columns on stdout; an empty name continues the row above."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in rows:
+        table.add_row(name, value)
+    # Values are never cut or wrapped: a pipe has no width, and paths are there to be copied.
+    Console(soft_wrap=True, highlight=False, markup=False).print(table)
+
+
+def build_table(report: BuildReport) -> list[Row]:
+    """Return the closing table of a build: what, sizes, limits, times."""
+    rows = [("engine", str(report.output_dir)), *_model_rows(report.manifest), *_file_rows(report.manifest)]
+    rows += _limit_rows(report.manifest)
+    rows.append(("caches at run time", megabytes(report.kv_cache_bytes)))
+    rows.append(("peak memory", megabytes(report.peak_memory_bytes)))
+    steps = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())
+    rows.append(("time", f"{sum(report.seconds.values()):.1f} s ({steps})"))
+    return rows
+
+
+def inspect_table(engine: EngineDirectory) -> list[Row]:
+    """Return the table of `inspect`: everything the manifest and the side tables say."""
+    manifest = engine.manifest
+    rows = [("engine", str(engine.path)), ("engine hash", manifest.engine_hash), *_model_rows(manifest)]
+    rows += [*_limit_rows(manifest), *_file_rows(manifest)]
+    for name in ("cost_table.json", "calibration.json"):
+        rows.append((name, _side_table(engine.path / name, manifest.engine_hash)))
+    rows.append(("built with", ", ".join(f"{tool} {version}" for tool, version in manifest.tools.items())))
+    return rows
+
+
+def _side_table(path: Path, engine_hash: str) -> str:
+    if not path.is_file():
+        return "none"
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"unreadable ({error})"
+    if not isinstance(table, dict) or table.get("engine_hash") != engine_hash:
+        return "belongs to another engine"
+    return megabytes(path.stat().st_size)
+
+
+def _model_rows(manifest: Manifest) -> list[Row]:
+    target = manifest.target_config
+    rows = [
+        ("backend", manifest.backend),
+        (
+            "target",
+            f"{target.architecture}, {target.num_layers} layers of {target.hidden_size}, "
+            f"vocabulary {target.vocab_size}, weights {manifest.target.weight_dtype}",
+        ),
+    ]
+    drafter = manifest.drafter_config
+    if drafter is None or manifest.drafter is None:
+        return [*rows, ("drafter", "none")]
+    text = (
+        f"{drafter.backbone.num_layers} layers of {drafter.backbone.hidden_size}, blocks of {drafter.block_size}, "
+        f"{drafter.markov_head} head of rank {drafter.markov_rank}, vocabulary {drafter.draft_vocab_size}, "
+        f"weights {manifest.drafter.weight_dtype}"
+    )
+    layers = ", ".join(map(str, drafter.target_layer_ids))
+    return [*rows, ("drafter", text), ("target layers", layers)]
+
+
+def _file_rows(manifest: Manifest) -> list[Row]:
+    rows = [("" if index else "files", f"{megabytes(e.size):>12}  {e.name}") for index, e in enumerate(manifest.files)]
+    return [*rows, ("", f"{megabytes(sum(entry.size for entry in manifest.files)):>12}  in all")]
+
+
+def _limit_rows(manifest: Manifest) -> list[Row]:
+    limits = manifest.limits
+    text = (
+        f"{limits.max_batch_size} requests, {limits.max_seq_len} tokens each, {limits.max_num_tokens} tokens a pass, "
+        f"{limits.max_draft_len} draft tokens"
+    )
+    return [("limits", text)]

@@ -1,0 +1,133 @@
+"""`trtllm-dspark build`: compile a target and its drafter into an engine directory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtllm_dspark.build import BuildConfig
+from trtllm_dspark.build._choices import BACKENDS, WEIGHT_DTYPES
+from trtllm_dspark.cli._removed_flags import refuse_removed_flags
+from trtllm_dspark.cli._tables import build_table, print_table
+from trtllm_dspark.errors import UsageError
+
+if TYPE_CHECKING:
+    from trtllm_dspark.build import BuildReport
+    from trtllm_dspark.build.report import Progress
+
+logger = logging.getLogger(__name__)
+
+PLANNED_BACKENDS = ("tensorrt", "tensorrt_rtx")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags; names are `trtllm-build`'s wherever the meaning is the same."""
+    paths = parser.add_argument_group("input and output")
+    paths.add_argument(
+        "--target_checkpoint",
+        required=True,
+        metavar="PATH",
+        help="target model: a GGUF file, a Hugging Face directory, or package:NAME for one inside a Python package",
+    )
+    paths.add_argument(
+        "--draft_checkpoint", metavar="PATH", help="DSpark drafter; without one the engine only decodes plainly"
+    )
+    paths.add_argument("--output_dir", type=Path, default=Path("engine_outputs"), help="engine directory to write")
+    paths.add_argument("--overwrite", action="store_true", help="replace the engine that --output_dir holds")
+    paths.add_argument(
+        "--dry_run", action="store_true", help="print the resolved configuration and sizes as JSON, stop"
+    )
+
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--max_batch_size", type=int, default=8, metavar="N", help="requests that decode at once")
+    limits.add_argument(
+        "--max_seq_len",
+        "--max_decoder_seq_len",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="tokens of a request, prompt and output together",
+    )
+    limits.add_argument("--max_num_tokens", type=int, default=256, metavar="N", help="tokens of one pass of the target")
+    limits.add_argument(
+        "--max_draft_len",
+        type=int,
+        metavar="N",
+        help="most draft tokens verified of one block; the drafter's block size when left out",
+    )
+
+    weights = parser.add_argument_group("weights and backend")
+    weights.add_argument("--backend", default="onnxruntime", metavar="|".join(BACKENDS), help="compiler and runtime")
+    weights.add_argument("--weight_dtype", default="int8", choices=WEIGHT_DTYPES, help="storage of the linear layers")
+    weights.add_argument(
+        "--draft_weight_dtype", choices=WEIGHT_DTYPES, help="the same for the drafter; --weight_dtype when left out"
+    )
+
+    vocab = parser.add_argument_group("draft vocabulary")
+    vocab.add_argument(
+        "--draft_vocab_size", type=int, metavar="N", help="tokens the drafter proposes from; all when left out"
+    )
+    vocab.add_argument(
+        "--draft_vocab_counts", type=Path, metavar="FILE", help="token counts that choose them (docs/file_formats.md)"
+    )
+    refuse_removed_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build, or print what would be built."""
+    if args.backend in PLANNED_BACKENDS:
+        raise UsageError(f"--backend {args.backend} is not built by this version; use --backend onnxruntime")
+    config = BuildConfig(
+        target_checkpoint=args.target_checkpoint,
+        draft_checkpoint=args.draft_checkpoint,
+        output_dir=args.output_dir,
+        backend=args.backend,
+        weight_dtype=args.weight_dtype,
+        draft_weight_dtype=args.draft_weight_dtype,
+        max_batch_size=args.max_batch_size,
+        max_seq_len=args.max_seq_len,
+        max_num_tokens=args.max_num_tokens,
+        max_draft_len=args.max_draft_len,
+        draft_vocab_size=args.draft_vocab_size,
+        draft_vocab_counts=args.draft_vocab_counts,
+        overwrite=args.overwrite,
+    )
+    if args.dry_run:
+        from trtllm_dspark.build.plan import plan_build
+
+        print(json.dumps(plan_build(config).as_json(), indent=2))
+        return 0
+    report = _build_with_bar(config)
+    print_table(build_table(report))
+    return 0
+
+
+def _build_with_bar(config: BuildConfig) -> BuildReport:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from trtllm_dspark.build import build_engine
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return build_engine(config, progress=_log_steps())
+    columns = (TextColumn("{task.description:<18}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=1.0)
+        return build_engine(config, progress=lambda step, done: bar.update(task, description=step, completed=done))
+
+
+def _log_steps() -> Progress:
+    """Return a progress callback for a stderr that is no terminal: one line a step."""
+    last = ""
+
+    def tell(step: str, done: float) -> None:
+        nonlocal last
+        if step != last:
+            logger.info("%s (%.0f %% done)", step, 100 * done)
+            last = step
+
+    return tell
