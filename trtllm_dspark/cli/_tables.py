@@ -7,9 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
 from trtllm_dspark.engine_dir import EngineDirectory, Manifest
 
 if TYPE_CHECKING:
@@ -18,26 +15,31 @@ if TYPE_CHECKING:
 Row = tuple[str, str]
 
 
-def megabytes(size: int) -> str:
-    """Format bytes as megabytes."""
-    return f"{size / 1e6:,.1f} MB"
+def format_size(size: int) -> str:
+    """Format bytes as kB, MB or GB."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size / 1e3:.1f} kB"
 
 
 def print_table(rows: Iterable[Row]) -> None:
-    """Print name and value columns on stdout; an empty name continues the row above."""
-    table = Table(show_header=False, box=None, pad_edge=False)
+    """Print name and value columns on stdout; an empty name continues the row above.
+
+    Values are never wrapped or cut: hashes and paths are there to be copied.
+    """
+    rows = list(rows)
+    width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        table.add_row(name, value)
-    # Values are never cut or wrapped: a pipe has no width, and paths are there to be copied.
-    Console(soft_wrap=True, highlight=False, markup=False).print(table)
+        print(f"{name:<{width}}  {value}")
 
 
 def build_table(report: BuildReport) -> list[Row]:
     """Return the closing table of a build: what, sizes, limits, times."""
     rows = [("engine", str(report.output_dir)), *_model_rows(report.manifest), *_file_rows(report.manifest)]
     rows += _limit_rows(report.manifest)
-    rows.append(("caches at run time", megabytes(report.kv_cache_bytes)))
-    rows.append(("peak memory", megabytes(report.peak_memory_bytes)))
+    rows.append(("caches, full", format_size(report.kv_cache_bytes)))
+    rows.append(("peak memory", format_size(report.peak_memory_bytes)))
     steps = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())
     rows.append(("time", f"{sum(report.seconds.values()):.1f} s ({steps})"))
     return rows
@@ -63,7 +65,7 @@ def _side_table(path: Path, engine_hash: str) -> str:
         return f"unreadable ({error})"
     if not isinstance(table, dict) or table.get("engine_hash") != engine_hash:
         return "belongs to another engine"
-    return megabytes(path.stat().st_size)
+    return format_size(path.stat().st_size)
 
 
 def _model_rows(manifest: Manifest) -> list[Row]:
@@ -89,8 +91,10 @@ def _model_rows(manifest: Manifest) -> list[Row]:
 
 
 def _file_rows(manifest: Manifest) -> list[Row]:
-    rows = [("" if index else "files", f"{megabytes(e.size):>12}  {e.name}") for index, e in enumerate(manifest.files)]
-    return [*rows, ("", f"{megabytes(sum(entry.size for entry in manifest.files)):>12}  in all")]
+    rows = [
+        ("" if index else "files", f"{format_size(e.size):>10}  {e.name}") for index, e in enumerate(manifest.files)
+    ]
+    return [*rows, ("", f"{format_size(sum(entry.size for entry in manifest.files)):>10}  in all")]
 
 
 def _limit_rows(manifest: Manifest) -> list[Row]:
