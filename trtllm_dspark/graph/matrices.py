@@ -7,10 +7,12 @@ per block of it, never per tensor.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtllm_dspark.graph._quantize import FloatArray, block_size_for, quantize_blocks, quantize_rows, row_chunks
 from trtllm_dspark.graph.network import MICROSOFT, Network, StoredTensor, WeightFile
@@ -140,7 +142,7 @@ def store_matrix(file: WeightFile, name: str, weight: FloatArray, weight_dtype: 
     block = block_size_for(width)
     all_scales = np.empty((rows, width // block), np.float32)
 
-    def chunks():  # type: ignore[no-untyped-def]
+    def chunks() -> Iterator[NDArray[np.uint8]]:
         for part in row_chunks(weight):
             block_codes, all_scales[part] = quantize_blocks(weight[part], block)
             yield block_codes

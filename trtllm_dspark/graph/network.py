@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,10 @@ class StoredTensor:
                 f"a stored tensor of shape {self.shape} cannot be viewed as {shape}; element counts differ"
             )
         return StoredTensor(self.location, self.offset, self.length, self.dtype, shape)
+
+
+def _value_info(name: str, dtype: DTypeLike, shape: Sequence[Dim]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
 
 
 class WeightFile:
@@ -88,16 +93,14 @@ class Network:
 
     def input(self, name: str, dtype: DTypeLike, shape: Sequence[Dim]) -> str:
         """Declare a graph input."""
-        self.inputs.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape))
+        self.inputs.append(_value_info(name, dtype, shape))
         return name
 
     def output(self, value: str, name: str, dtype: DTypeLike, shape: Sequence[Dim]) -> str:
         """Publish `value` as the graph output `name`."""
         if value != name:
             self.nodes.append(helper.make_node("Identity", [value], [name], name=f"output/{name}"))
-        self.outputs.append(
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
-        )
+        self.outputs.append(_value_info(name, dtype, shape))
         return name
 
     def split(
@@ -119,11 +122,8 @@ class Network:
 
     def constant(self, value: NDArray[Any]) -> str:
         """Return the name of a small constant kept inside the graph file; equal constants are stored once."""
-        value = np.ascontiguousarray(value)
-        text = "_".join(str(v) for v in value.ravel()[:8])
-        name = (
-            f"const/{value.dtype}{list(value.shape)}/{text}" if value.size <= 8 else f"const/{len(self.initializers)}"
-        )
+        digest = hashlib.sha1(value.tobytes(), usedforsecurity=False).hexdigest()[:16]
+        name = f"const/{value.dtype}{list(value.shape)}/{digest}"
         if name not in self._known:
             self._known.add(name)
             self.initializers.append(onnx.numpy_helper.from_array(value, name))

@@ -14,7 +14,7 @@ import numpy as np
 
 from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.graph._rope import rope_tables
-from trtllm_dspark.graph.network import MICROSOFT, Network
+from trtllm_dspark.graph.network import MICROSOFT, Dim, Network
 from trtllm_dspark.graph.weights import Weights
 
 CACHE_MULTIPLE = 64
@@ -46,7 +46,7 @@ class _Rope:
 
 def _scatter(net: Network, kind: str, layer: int, config: ModelConfig, update: str) -> str:
     """Write `update` [R, Hkv, S, D] into the cache in place and return the whole cache."""
-    shape = ["R", config.num_kv_heads, "C", config.head_dim]
+    shape: list[Dim] = ["R", config.num_kv_heads, "C", config.head_dim]
     past = net.input(f"past_{kind}.{layer}", np.float32, shape)
     present = net.node("TensorScatter", past, update, "write_indices", out=f"present_{kind}.{layer}", axis=2)
     return net.output(present, present, np.float32, shape)

@@ -1,0 +1,103 @@
+"""One ONNX Runtime session with its caches bound in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from trtllm_dspark.engine._cache import KvCache
+from trtllm_dspark.errors import DeviceError, EngineError
+
+# A wrapper of one address a slot range and cache generation; a server sees at most a few hundred.
+_MAX_BINDINGS = 256
+
+
+class CachedSession:
+    """A session whose past_/present_ tensors are a slot range of a `KvCache`.
+
+    Input and output of a cache are bound to the same address: ONNX Runtime then updates it in place.
+    """
+
+    def __init__(self, path: Path, cache: KvCache, *, num_threads: int) -> None:
+        """Load a graph.
+
+        Raises:
+            EngineError: ONNX Runtime refuses the graph.
+        """
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = num_threads
+        options.inter_op_num_threads = 1
+        # Shapes differ from pass to pass: a pattern per shape would only cost memory.
+        options.enable_mem_pattern = False
+        # Threads spin inside a pass and sleep between passes, so that several sessions share the cores.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        try:
+            self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises its own types, all derived from Exception only
+            raise EngineError(
+                f"ONNX Runtime cannot load {path}: {_first_line(error)}; build the engine again"
+            ) from error
+        self._cache = cache
+        self._bindings: dict[tuple[int, int], Any] = {}
+        self._generation = cache.generation
+        self._cpu = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
+        names = {entry.name for entry in self._session.get_inputs()}
+        self._cache_names = [name for name in cache.arrays if f"past_{name}" in names]
+        self._run_options = ort.RunOptions()
+
+    def run(
+        self,
+        first_slot: int,
+        num_rows: int,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Mapping[str, NDArray[Any]],
+    ) -> None:
+        """Run the graph on slots `first_slot` .. `first_slot + num_rows - 1`.
+
+        Args:
+            first_slot: slot of row 0.
+            num_rows: R.
+            inputs: every graph input but the caches, C-contiguous.
+            outputs: C-contiguous arrays that receive the graph's outputs.
+
+        Raises:
+            DeviceError: ONNX Runtime fails.
+        """
+        binding = self._binding(first_slot, num_rows)
+        for name, value in inputs.items():
+            binding.bind_input(name, self._cpu, value.dtype, value.shape, value.ctypes.data)
+        for name, value in outputs.items():
+            binding.bind_output(name, self._cpu, value.dtype, value.shape, value.ctypes.data)
+        try:
+            self._session._sess.run_with_iobinding(binding, self._run_options)
+        except Exception as error:
+            raise DeviceError(f"ONNX Runtime failed while running a pass: {_first_line(error)}") from error
+
+    def _binding(self, first_slot: int, num_rows: int) -> Any:
+        if self._generation != self._cache.generation or len(self._bindings) > _MAX_BINDINGS:
+            self._bindings.clear()
+            self._generation = self._cache.generation
+        binding = self._bindings.get((first_slot, num_rows))
+        if binding is None:
+            binding = native.SessionIOBinding(self._session._sess)
+            for name in self._cache_names:
+                rows = self._cache.arrays[name][first_slot : first_slot + num_rows]
+                for bind, prefix in ((binding.bind_input, "past"), (binding.bind_output, "present")):
+                    bind(f"{prefix}_{name}", self._cpu, np.float32, rows.shape, rows.ctypes.data)
+            self._bindings[first_slot, num_rows] = binding
+        return binding
+
+    def close(self) -> None:
+        """Release the session."""
+        self._bindings.clear()
+        del self._session
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
