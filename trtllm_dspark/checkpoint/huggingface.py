@@ -11,8 +11,8 @@ import numpy as np
 
 from trtllm_dspark.checkpoint._hf_config import ARCHITECTURES, Fields, parse_model_config
 from trtllm_dspark.checkpoint._mapping import TensorMapper
-from trtllm_dspark.checkpoint._safetensors import read_directory, read_json
 from trtllm_dspark.checkpoint.config import ModelConfig
+from trtllm_dspark.checkpoint.safetensors_io import read_directory, read_json
 from trtllm_dspark.checkpoint.types import Checkpoint, CheckpointFile, TokenizerAssets
 from trtllm_dspark.errors import CheckpointError
 

@@ -1,9 +1,10 @@
-"""The safetensors container: one file, or the sharded set an index names."""
+"""The safetensors container: one file, or the sharded set an index names; and its writer."""
 
 from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -116,6 +117,35 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
             raise CheckpointError(f"{path} is damaged: its safetensors header is not JSON; get it again") from error
     start = 8 + length
     return {name: _stored(path, name, entry, start, size) for name, entry in header.items() if name != "__metadata__"}
+
+
+def write_file(path: Path, tensors: Mapping[str, Array], *, bfloat16: frozenset[str] = frozenset()) -> None:
+    """Write a safetensors file.
+
+    Args:
+        path: file to create or replace.
+        tensors: name -> values in a type the reader knows; written in name order, so equal input gives equal bytes.
+        bfloat16: names whose values are given as uint16 bit patterns of bfloat16 numbers.
+
+    Raises:
+        CheckpointError: a tensor has a type the format does not know.
+    """
+    names = {dtype: name for name, dtype in _DTYPES.items() if name != "BF16"}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name in sorted(tensors):
+        values = tensors[name]
+        dtype = "BF16" if name in bfloat16 else names.get(values.dtype)
+        if dtype is None:
+            raise CheckpointError(f"tensor {name} of dtype {values.dtype} cannot be written to {path}")
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [offset, offset + values.nbytes]}
+        offset += values.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for name in sorted(tensors):
+            stream.write(np.ascontiguousarray(tensors[name]).data)
 
 
 def _stored(path: Path, name: str, entry: Any, start: int, size: int) -> StoredTensor:

@@ -1,0 +1,38 @@
+"""Read a drafter of any supported dialect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trtllm_dspark.checkpoint._drafter import build_drafter
+from trtllm_dspark.checkpoint._hf_config import Fields
+from trtllm_dspark.checkpoint.config import ModelConfig
+from trtllm_dspark.checkpoint.paths import resolve_path
+from trtllm_dspark.checkpoint.safetensors_io import read_json
+from trtllm_dspark.checkpoint.types import DrafterCheckpoint
+from trtllm_dspark.errors import CheckpointError
+
+
+def load_drafter(path: str | Path, target: ModelConfig) -> DrafterCheckpoint:
+    """Read a drafter directory and check that it fits `target`.
+
+    Only headers are read; weights come when `DrafterCheckpoint.arrays` is asked for them.
+
+    Args:
+        path: a directory with `config.json` and safetensors files, or `package:NAME`.
+        target: configuration of the target the drafter will draft for.
+
+    Raises:
+        CheckpointError: nothing is there, the drafter is not supported, or it was trained for another target.
+    """
+    directory = resolve_path(path)
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is a file; pass the drafter's directory, which holds config.json as well")
+    config_path = directory / "config.json"
+    values = read_json(config_path)
+    names = values.get("architectures") or ["none"]
+    if names == ["Qwen3DSparkModel"]:
+        return build_drafter(directory, Fields(config_path, values), target, "deepspec")
+    raise CheckpointError(
+        f"{config_path}: drafter architecture {', '.join(map(str, names))} is not supported, expected Qwen3DSparkModel"
+    )
