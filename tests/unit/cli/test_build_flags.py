@@ -1,0 +1,76 @@
+"""Flags of `build`: bad ones are one sentence with the right exit code, trtllm-build's name their replacement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trtllm_dspark.cli._removed_flags import REMOVED_FLAGS
+from trtllm_dspark.cli.main import main
+
+
+def build(*flags: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Return exit code and the one line that stderr must hold."""
+    try:
+        code = main(["build", *flags])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("trtllm-dspark build: ")
+    return code, lines[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "the following arguments are required: --target_checkpoint"),
+        (("--target_checkpoint",), "expected one argument"),
+        (("--target_checkpoint", "x", "--speed", "9"), "unrecognized arguments: --speed 9"),
+        (("--target_checkpoint", "x", "--max_batch", "9"), "unrecognized arguments: --max_batch 9"),
+        (("--target_checkpoint", "x", "--max_batch_size", "many"), "invalid int value: 'many'"),
+        (("--target_checkpoint", "x", "--max_batch_size", "0"), "an integer from 1 to 4096, got 0"),
+        (("--target_checkpoint", "x", "--max_batch_size", "9" * 30), "an integer from 1 to 4096"),
+        (("--target_checkpoint", "x", "--max_seq_len", "1"), "--max_seq_len must be an integer from 2"),
+        (("--target_checkpoint", "x", "--max_num_tokens", "-3"), "--max_num_tokens must be an integer from 1"),
+        (("--target_checkpoint", "x", "--max_num_tokens", "7"), "is below --max_batch_size 8"),
+        (("--target_checkpoint", "x", "--weight_dtype", "int3"), "invalid choice: 'int3'"),
+        (("--target_checkpoint", "x", "--backend", "tensorrt"), "--backend tensorrt is not built by this version"),
+        (("--target_checkpoint", "x", "--backend", "tensorrt_rtx"), "is not built by this version"),
+        (("--target_checkpoint", "x", "--backend", "pytorch"), "--backend must be one of onnxruntime, got 'pytorch'"),
+        (("--target_checkpoint", "x", "--max_draft_len", "3"), "--max_draft_len needs a drafter"),
+        (("--target_checkpoint", "x", "--draft_weight_dtype", "int8"), "--draft_weight_dtype needs a drafter"),
+        (("--target_checkpoint", "x", "--draft_vocab_size", "9"), "belong together"),
+        (("--target_checkpoint", "x", "--draft_vocab_counts", "f"), "belong together"),
+        (("--target_checkpoint", "x", "--draft_checkpoint", "y", "--max_draft_len", "0"), "from 1 to 64, got 0"),
+    ],
+)
+def test_build_bad_flag_is_one_sentence_and_exit_code_2(
+    flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, line = build(*flags, capsys=capsys)
+    assert code == 2
+    assert message in line
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED_FLAGS))
+def test_build_trtllm_build_flag_names_its_replacement(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, line = build(f"--{name}", "value", capsys=capsys)
+    assert code == 2
+    assert f"--{name} is a flag of trtllm-build: {REMOVED_FLAGS[name]}" in line
+
+
+def test_build_checkpoint_dir_points_to_target_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    code, line = build("--checkpoint_dir", "ckpt", "--output_dir", "e", capsys=capsys)
+    assert code == 2
+    assert "--target_checkpoint" in line
+
+
+@pytest.mark.parametrize("spec", ["nowhere/at/all", "package:no_such_package"])
+def test_build_missing_checkpoint_is_exit_code_3(spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _ = build("--target_checkpoint", spec, "--output_dir", str(tmp_path / "e"), capsys=capsys)
+    assert code == 3
+    assert list(tmp_path.iterdir()) == []
