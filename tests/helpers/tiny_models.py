@@ -226,7 +226,8 @@ def _convert(values: Array, dtype: StoredDtype) -> Array:
         return values.astype(np.float16)
     if dtype == "BF16":
         # Cutting off the lower half is a valid bfloat16 rounding; which one does not matter here.
-        return np.right_shift(values.view(np.uint32), 16).astype(np.uint16)
+        bits: Array = np.right_shift(values.view(np.uint32), 16).astype(np.uint16)
+        return bits
     return values
 
 

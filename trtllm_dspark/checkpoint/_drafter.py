@@ -11,9 +11,9 @@ import numpy as np
 
 from trtllm_dspark.checkpoint._hf_config import Fields, parse_model_config
 from trtllm_dspark.checkpoint._mapping import TensorMapper
-from trtllm_dspark.checkpoint._quantised import unpack
 from trtllm_dspark.checkpoint.arrays import Array, LazyArray
 from trtllm_dspark.checkpoint.config import DrafterConfig, MarkovHead, ModelConfig
+from trtllm_dspark.checkpoint.int8_rows import unpack
 from trtllm_dspark.checkpoint.safetensors_io import read_directory
 from trtllm_dspark.checkpoint.types import CheckpointFile, DrafterCheckpoint
 from trtllm_dspark.errors import CheckpointError
