@@ -1,7 +1,7 @@
 """Canonical network definitions, emitted as ONNX opset 24 with one attention lowering a target."""
 
 from trtllm_dspark.graph.drafter import BLOCK_GRAPH, CONTEXT_GRAPH, DrafterSource, write_drafter
-from trtllm_dspark.graph.heads import HEADS_FILE, write_heads
+from trtllm_dspark.graph.heads import HEADS_FILE, read_heads, write_heads
 from trtllm_dspark.graph.matrices import WEIGHT_DTYPES, WeightDtype
 from trtllm_dspark.graph.target import TARGET_GRAPH, WrittenTarget, write_target
 
@@ -14,6 +14,7 @@ __all__ = [
     "DrafterSource",
     "WeightDtype",
     "WrittenTarget",
+    "read_heads",
     "write_drafter",
     "write_heads",
     "write_target",

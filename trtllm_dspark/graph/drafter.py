@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.errors import ConfigError
-from trtllm_dspark.graph.layers import decoder_layer
+from trtllm_dspark.graph.layers import decoder_layers
 from trtllm_dspark.graph.lowering import get_lowering
 from trtllm_dspark.graph.matrices import StoredMatrix, WeightDtype, embedding_dtype
 from trtllm_dspark.graph.network import Network, WeightFile
@@ -130,9 +130,9 @@ def _write_block(
         ids = net.input("input_ids", np.int64, ["R", gamma])
         embedding = _embedding(net, source, weights)
         x = embedding.gather(net, net.node("Reshape", ids, net.ints(-1)))
-        attention = get_lowering(lowering).block(net, backbone, num_positions, gamma)
-        for layer in range(backbone.num_layers):
-            x = decoder_layer(net, weights, backbone, layer, x, attention)
+        spelling = get_lowering(lowering)
+        attention = spelling.block(net, backbone, num_positions, gamma)
+        x = decoder_layers(net, weights, backbone, x, spelling, attention)[-1]
         if max_draft_len < gamma:
             blocks = net.node("Reshape", x, net.ints(-1, gamma, size))
             kept = net.node("Slice", blocks, net.ints(0), net.ints(max_draft_len), net.ints(1))

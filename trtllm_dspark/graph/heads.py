@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_dspark.checkpoint.config import DrafterConfig
+from trtllm_dspark.errors import EngineError
 from trtllm_dspark.graph._quantize import quantize_rows
 from trtllm_dspark.graph.matrices import WeightDtype
 from trtllm_dspark.graph.weights import Arrays, Weights
 
 HEADS_FILE = "heads.safetensors"
 _TYPES = {"float32": "F32", "int8": "I8", "int64": "I64"}
+_NAMES = {short: name for name, short in _TYPES.items()}
 
 
 def write_heads(
@@ -77,6 +79,28 @@ def write_heads(
     path = directory / HEADS_FILE
     _write_safetensors(path, tensors)
     return path
+
+
+def read_heads(path: Path) -> dict[str, NDArray[Any]]:
+    """Read the tensors that `write_heads` wrote, in their stored types.
+
+    Raises:
+        EngineError: the file is damaged.
+    """
+    raw = path.read_bytes()
+    try:
+        (length,) = struct.unpack_from("<Q", raw)
+        header = json.loads(raw[8 : 8 + length])
+        return {name: _tensor(raw, 8 + length, entry) for name, entry in header.items()}
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        raise EngineError(f"{path} is damaged ({error}); build the engine again") from error
+
+
+def _tensor(raw: bytes, start: int, entry: dict[str, Any]) -> NDArray[Any]:
+    begin, end = entry["data_offsets"]
+    dtype = np.dtype(_NAMES[entry["dtype"]])
+    flat = np.frombuffer(raw, dtype, (end - begin) // dtype.itemsize, start + begin)
+    return flat.reshape(entry["shape"])
 
 
 def _write_safetensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:

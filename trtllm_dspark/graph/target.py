@@ -10,7 +10,7 @@ import numpy as np
 
 from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.errors import ConfigError
-from trtllm_dspark.graph.layers import decoder_layer
+from trtllm_dspark.graph.layers import decoder_layers
 from trtllm_dspark.graph.lowering import get_lowering
 from trtllm_dspark.graph.matrices import StoredMatrix, WeightDtype, embedding_dtype
 from trtllm_dspark.graph.network import Network, WeightFile
@@ -71,12 +71,10 @@ def write_target(
         dtype = embedding_dtype(weight_dtype)
         embedding = weights.store(net, "embed.weight", weights.read("embed.weight", table_shape), dtype)
         x = embedding.gather(net, net.input("input_ids", np.int64, ["T"]))
-        attention = get_lowering(lowering).causal(net, config, max_seq_len)
-        outputs = {}
-        for layer in range(config.num_layers):
-            x = decoder_layer(net, weights, config, layer, x, attention)
-            outputs[layer] = x
-        rows = net.node("Gather", x, net.input("logit_rows", np.int64, ["L"]), axis=0)
+        spelling = get_lowering(lowering)
+        attention = spelling.causal(net, config, max_seq_len)
+        outputs = decoder_layers(net, weights, config, x, spelling, attention)
+        rows = net.node("Gather", outputs[-1], net.input("logit_rows", np.int64, ["L"]), axis=0)
         hidden = weights.norm(net, rows, "norm", config.hidden_size, config.rms_norm_eps)
         head = embedding
         if not config.tie_word_embeddings:

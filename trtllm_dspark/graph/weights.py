@@ -68,7 +68,11 @@ class Weights:
             self.progress(name)
         return matrix
 
+    def norm_weight(self, net: Network, name: str, size: int) -> str:
+        """Store the norm weight `{name}.weight` [size] and return its name."""
+        return net.weight(f"{name}.weight", self.read(f"{name}.weight", (size,)))
+
     def norm(self, net: Network, x: str, name: str, size: int, epsilon: float) -> str:
         """Append an RMSNorm over the last axis with the weight `{name}.weight` [size]."""
-        weight = net.weight(f"{name}.weight", self.read(f"{name}.weight", (size,)))
-        return net.node("RMSNormalization", x, weight, axis=-1, epsilon=epsilon, stash_type=1)
+        scale = self.norm_weight(net, name, size)
+        return net.node("RMSNormalization", x, scale, axis=-1, epsilon=epsilon, stash_type=1)

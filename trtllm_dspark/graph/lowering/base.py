@@ -43,6 +43,10 @@ class Lowering(Protocol):
         """Name used in manifests and messages."""
         ...
 
+    def add_norm(self, net: Network, x: str, change: str, scale: str, epsilon: float) -> tuple[str, str]:
+        """Append x + change [T, d] and its RMSNorm with weight `scale` [d]; returns both."""
+        ...
+
     def causal(self, net: Network, config: ModelConfig, num_positions: int) -> SelfAttention:
         """Ragged causal attention over packed rows: the target."""
         ...

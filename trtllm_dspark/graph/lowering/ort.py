@@ -17,39 +17,41 @@ from trtllm_dspark.graph._rope import rope_tables
 from trtllm_dspark.graph.network import MICROSOFT, Dim, Network
 from trtllm_dspark.graph.weights import Weights
 
-CACHE_MULTIPLE = 64
-
 
 @dataclass(frozen=True, slots=True)
-class _Rope:
-    """Rotary embedding of [R, S, h * D] values at positions [R, S]."""
+class _Heads:
+    """What turns projected heads into queries and cached keys and values: norms, rotation, the cache update."""
 
+    config: ModelConfig
     cosine: str
     sine: str
     positions: str
 
     @staticmethod
-    def build(net: Network, config: ModelConfig, num_positions: int, positions: str) -> _Rope:
+    def build(net: Network, config: ModelConfig, num_positions: int, positions: str) -> _Heads:
+        """Store rotary tables of `num_positions` rows; `positions` is the name of the padded positions [R, S]."""
         cosine, sine = rope_tables(config, num_positions)
-        return _Rope(net.weight("rope.cos", cosine), net.weight("rope.sin", sine), positions)
+        return _Heads(config, net.weight("rope.cos", cosine), net.weight("rope.sin", sine), positions)
 
-    def heads(
-        self, net: Network, weights: Weights, x: str, num_heads: int, config: ModelConfig, norm: str | None
-    ) -> str:
-        """Norm each head where the model has it, rotate, and return [R, h, S, D]."""
-        x = net.node("Reshape", x, net.ints(0, 0, num_heads, config.head_dim))
-        if norm is not None:
-            x = weights.norm(net, x, norm, config.head_dim, config.rms_norm_eps)
-        x = net.node("Transpose", x, perm=[0, 2, 1, 3])
+    def split(self, net: Network, rows: str, counts: list[int]) -> list[str]:
+        """View [R, S, heads * D] as one [R, count, S, D] value a count."""
+        heads = net.node("Reshape", rows, net.ints(0, 0, sum(counts), self.config.head_dim))
+        return net.split(
+            "Split", [net.node("Transpose", heads, perm=[0, 2, 1, 3]), net.ints(*counts)], len(counts), axis=1
+        )
+
+    def rotate(self, net: Network, weights: Weights, x: str, norm: str) -> str:
+        """Norm each head where the model has it, and rotate it to its position."""
+        if self.config.qk_norm:
+            x = weights.norm(net, x, norm, self.config.head_dim, self.config.rms_norm_eps)
         return net.node("RotaryEmbedding", x, self.cosine, self.sine, self.positions, interleaved=0)
 
-
-def _scatter(net: Network, kind: str, layer: int, config: ModelConfig, update: str) -> str:
-    """Write `update` [R, Hkv, S, D] into the cache in place and return the whole cache."""
-    shape: list[Dim] = ["R", config.num_kv_heads, "C", config.head_dim]
-    past = net.input(f"past_{kind}.{layer}", np.float32, shape)
-    present = net.node("TensorScatter", past, update, "write_indices", out=f"present_{kind}.{layer}", axis=2)
-    return net.output(present, present, np.float32, shape)
+    def store(self, net: Network, kind: str, layer: int, update: str) -> str:
+        """Write `update` [R, Hkv, S, D] into the cache in place and return the whole cache."""
+        shape: list[Dim] = ["R", self.config.num_kv_heads, "C", self.config.head_dim]
+        past = net.input(f"past_{kind}.{layer}", np.float32, shape)
+        present = net.node("TensorScatter", past, update, "write_indices", out=f"present_{kind}.{layer}", axis=2)
+        return net.output(present, present, np.float32, shape)
 
 
 def _cache_slots(net: Network) -> str:
@@ -65,59 +67,66 @@ def _bias(net: Network, visible: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _GroupedAttention:
-    """Projections, cache update and attention; `pad` and `pack` are None where rows have equal lengths already."""
+    """Projections, cache update and attention of one layer.
 
-    config: ModelConfig
-    rope: _Rope
+    `pad` and `pack` are the two gathers of ragged rows; both are None where rows have `block_size` tokens each.
+    """
+
+    heads: _Heads
     bias: str
-    row_shape: str | None
-    pad: str | None
-    pack: str | None
+    block_size: int = 0
+    pad: str | None = None
+    pack: str | None = None
 
     def __call__(self, net: Network, weights: Weights, layer: int, x: str) -> str:
-        c, prefix = self.config, f"layers.{layer}"
-        sizes = [c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim]
+        c, prefix = self.heads.config, f"layers.{layer}"
+        counts = [c.num_heads, c.num_kv_heads, c.num_kv_heads]
+        sizes = [count * c.head_dim for count in counts]
         fused = weights.linear(net, x, [f"{prefix}.q", f"{prefix}.k", f"{prefix}.v"], sizes, c.hidden_size)
-        if self.pad is not None:
+        if self.pad is None:
+            fused = net.node("Reshape", fused, net.ints(-1, self.block_size, sum(sizes)))
+        else:
             fused = net.node("Gather", fused, self.pad, axis=0)
-        elif self.row_shape is not None:
-            fused = net.node("Reshape", fused, self.row_shape)
-        q, k, v = net.split("Split", [fused, net.ints(*sizes)], 3, axis=-1)
-        q = self.rope.heads(net, weights, q, c.num_heads, c, f"{prefix}.q_norm" if c.qk_norm else None)
-        k = self.rope.heads(net, weights, k, c.num_kv_heads, c, f"{prefix}.k_norm" if c.qk_norm else None)
-        v = net.node("Reshape", v, net.ints(0, 0, c.num_kv_heads, c.head_dim))
-        keys = _scatter(net, "k", layer, c, k)
-        values = _scatter(net, "v", layer, c, net.node("Transpose", v, perm=[0, 2, 1, 3]))
+        q, k, v = self.heads.split(net, fused, counts)
+        q = self.heads.rotate(net, weights, q, f"{prefix}.q_norm")
+        keys = self.heads.store(net, "k", layer, self.heads.rotate(net, weights, k, f"{prefix}.k_norm"))
+        values = self.heads.store(net, "v", layer, v)
 
         q = net.node("Reshape", q, net.ints(0, c.num_kv_heads, -1, c.head_dim))
         scores = net.node("FusedMatMul", q, keys, domain=MICROSOFT, transB=1, alpha=float(c.head_dim**-0.5))
         weighted = net.node("MatMul", net.node("Softmax", net.node("Add", scores, self.bias), axis=-1), values)
-        heads = net.node("Reshape", weighted, net.ints(0, c.num_heads, -1, c.head_dim))
-        rows = net.node("Reshape", net.node("Transpose", heads, perm=[0, 2, 1, 3]), net.ints(-1, sizes[0]))
+        mixed = net.node("Reshape", weighted, net.ints(0, c.num_heads, -1, c.head_dim))
+        rows = net.node("Reshape", net.node("Transpose", mixed, perm=[0, 2, 1, 3]), net.ints(-1, sizes[0]))
         return rows if self.pack is None else net.node("Gather", rows, self.pack, axis=0)
 
 
 @dataclass(frozen=True, slots=True)
 class _ContextCache:
-    config: ModelConfig
-    rope: _Rope
+    """K and V projections and cache update of one layer."""
+
+    heads: _Heads
     pad: str
 
     def __call__(self, net: Network, weights: Weights, layer: int, x: str) -> None:
-        c, prefix = self.config, f"layers.{layer}"
+        c, prefix = self.heads.config, f"layers.{layer}"
         size = c.num_kv_heads * c.head_dim
         fused = weights.linear(net, x, [f"{prefix}.k", f"{prefix}.v"], [size, size], c.hidden_size)
-        k, v = net.split("Split", [net.node("Gather", fused, self.pad, axis=0), net.ints(size, size)], 2, axis=-1)
-        k = self.rope.heads(net, weights, k, c.num_kv_heads, c, f"{prefix}.k_norm" if c.qk_norm else None)
-        v = net.node("Reshape", v, net.ints(0, 0, c.num_kv_heads, c.head_dim))
-        _scatter(net, "k", layer, c, k)
-        _scatter(net, "v", layer, c, net.node("Transpose", v, perm=[0, 2, 1, 3]))
+        k, v = self.heads.split(net, net.node("Gather", fused, self.pad, axis=0), [c.num_kv_heads, c.num_kv_heads])
+        self.heads.store(net, "k", layer, self.heads.rotate(net, weights, k, f"{prefix}.k_norm"))
+        self.heads.store(net, "v", layer, v)
 
 
 class OrtLowering:
     """Attention for ONNX Runtime's CPU provider."""
 
     name = "ort"
+
+    def add_norm(self, net: Network, x: str, change: str, scale: str, epsilon: float) -> tuple[str, str]:
+        """Append one fused node."""
+        outputs = net.split(
+            "SkipSimplifiedLayerNormalization", [x, change, scale], 4, domain=MICROSOFT, epsilon=epsilon
+        )
+        return outputs[3], outputs[0]
 
     def causal(self, net: Network, config: ModelConfig, num_positions: int) -> _GroupedAttention:
         """Declare positions [T], pad_index [R, S], pack_index [T], write_indices [R] and build the causal mask."""
@@ -126,28 +135,24 @@ class OrtLowering:
         pack = net.input("pack_index", np.int64, ["T"])
         net.input("write_indices", np.int64, ["R"])
         positions = net.node("Gather", "positions", pad, axis=0)
-        rope = _Rope.build(net, config, num_positions, positions)
-        row = net.node("Unsqueeze", positions, net.ints(1, 3))
-        bias = _bias(net, net.node("LessOrEqual", _cache_slots(net), row))
+        bias = _bias(net, net.node("LessOrEqual", _cache_slots(net), net.node("Unsqueeze", positions, net.ints(1, 3))))
         group = config.num_heads // config.num_kv_heads
         if group > 1:
             bias = net.node("Concat", *[bias] * group, axis=2)
-        return _GroupedAttention(config, rope, bias, None, pad, pack)
+        return _GroupedAttention(_Heads.build(net, config, num_positions, positions), bias, pad=pad, pack=pack)
 
     def block(self, net: Network, config: ModelConfig, num_positions: int, block_size: int) -> _GroupedAttention:
         """Declare write_indices [R] (= the anchor's position) and build the block's mask."""
         start = net.node("Unsqueeze", net.input("write_indices", np.int64, ["R"]), net.ints(1))
         positions = net.node("Add", start, net.constant(np.arange(block_size, dtype=np.int64)))
-        rope = _Rope.build(net, config, num_positions, positions)
         end = net.node("Unsqueeze", net.node("Add", start, net.ints(block_size)), net.ints(1, 2))
         bias = _bias(net, net.node("Less", _cache_slots(net), end))
-        width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        return _GroupedAttention(config, rope, bias, net.ints(-1, block_size, width), None, None)
+        return _GroupedAttention(_Heads.build(net, config, num_positions, positions), bias, block_size=block_size)
 
     def context(self, net: Network, config: ModelConfig, num_positions: int) -> _ContextCache:
         """Declare positions [T], pad_index [R, S] and write_indices [R]."""
         net.input("positions", np.int64, ["T"])
         pad = net.input("pad_index", np.int64, ["R", "S"])
         net.input("write_indices", np.int64, ["R"])
-        rope = _Rope.build(net, config, num_positions, net.node("Gather", "positions", pad, axis=0))
-        return _ContextCache(config, rope, pad)
+        positions = net.node("Gather", "positions", pad, axis=0)
+        return _ContextCache(_Heads.build(net, config, num_positions, positions), pad)
