@@ -41,8 +41,9 @@ def rms_norm(arrays: Arrays, name: str, x: Array, eps: float) -> Array:
 
 def softmax(x: Array) -> Array:
     """Return the softmax over the last axis; -inf entries get exactly 0."""
-    e: Array = np.exp(x - np.max(x, axis=-1, keepdims=True))
-    return e / np.sum(e, axis=-1, keepdims=True)
+    e = np.exp(x - np.max(x, axis=-1, keepdims=True))
+    total: Array = np.sum(e, axis=-1, keepdims=True)
+    return np.divide(e, total)
 
 
 def rope_frequencies(config: ModelConfig) -> NDArray[np.float32]:
