@@ -1,0 +1,294 @@
+"""Many requests, one engine: the public face of the runtime."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trtllm_dspark.engine.base import Engine, EngineLimits
+from trtllm_dspark.engine_dir import open_engine_dir
+from trtllm_dspark.errors import ConfigError, DeviceError, RequestError
+from trtllm_dspark.runtime.active import ActiveRequest, make_active
+from trtllm_dspark.runtime.batcher import Batcher
+from trtllm_dspark.runtime.commit import commit, end_request
+from trtllm_dspark.runtime.outputs import FinishReason, RequestOutput
+from trtllm_dspark.runtime.request import Request, check_request
+from trtllm_dspark.runtime.round import DecodePass, PrefillPass, RoundSteps
+from trtllm_dspark.runtime.slots import SlotTable
+from trtllm_dspark.runtime.stats import SessionStats
+from trtllm_dspark.runtime.tokenizer import Tokenizer
+from trtllm_dspark.speculation import PrefixScheduler, SpeculationConfig, measure_cost_table
+
+logger = logging.getLogger(__name__)
+
+AcceptanceMode = Literal["rejection", "coupled"]
+
+
+@dataclass(slots=True)
+class _Round:
+    """A round that was submitted and not collected."""
+
+    decode: DecodePass | None
+    prefill: PrefillPass | None
+
+
+class Session:
+    """Serve requests from one engine, all of them in every round.
+
+    Not thread-safe: one thread calls everything.
+
+    Args:
+        engine: target and drafter passes; closed by `close` only.
+        tokenizer: turns ids into text; None gives ids only and refuses stop strings.
+        speculation: which drafts are verified, as `SpeculationConfig` or its text form.
+        acceptance: `rejection` (standard speculative sampling) or `coupled` (a seed gives the same text whatever else
+            is in the batch and whatever is verified). Greedy requests compare argmaxes in both.
+        eos_token_ids: tokens that end a request; None = the tokenizer's.
+
+    Raises:
+        ConfigError: the engine cannot speculate as asked.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer | None,
+        *,
+        speculation: SpeculationConfig | str = "off",
+        acceptance: AcceptanceMode = "rejection",
+        eos_token_ids: Iterable[int] | None = None,
+    ) -> None:
+        if acceptance not in ("rejection", "coupled"):
+            raise ConfigError(f"acceptance '{acceptance}' is not known; use rejection or coupled")
+        config = SpeculationConfig.parse(speculation) if isinstance(speculation, str) else speculation
+        scheduler = _make_scheduler(engine, config)
+        if eos_token_ids is None:
+            eos_token_ids = () if tokenizer is None else tokenizer.eos_token_ids
+        self.speculation = config
+        self.acceptance = acceptance
+        self.stats = SessionStats(engine.limits.max_draft_len)
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._draft_len = 0 if scheduler is None else scheduler.draft_len
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._steps = RoundSteps(engine, scheduler, acceptance, self.stats)
+        self._batcher: Batcher[ActiveRequest] = Batcher(engine.limits.max_num_tokens)
+        self._slots = SlotTable(engine.limits.max_batch_size)
+        self._requests: dict[str, ActiveRequest] = {}
+        self._outputs: list[RequestOutput] = []
+        self._round: _Round | None = None
+        self._failure: DeviceError | None = None
+
+    @staticmethod
+    def open(
+        engine_dir: str | Path,
+        *,
+        num_threads: int | None = None,
+        speculation: SpeculationConfig | str = "off",
+        acceptance: AcceptanceMode = "rejection",
+    ) -> Session:
+        """Load an engine directory and its tokenizer into a session; `close` releases the engine.
+
+        Raises:
+            EngineError: the directory cannot be used.
+            ConfigError: the engine cannot speculate as asked.
+        """
+        from trtllm_dspark.engine import load_engine
+
+        engine = load_engine(engine_dir, num_threads=num_threads)
+        try:
+            tokenizer = Tokenizer.open(open_engine_dir(engine_dir, verify_hashes=False))
+            return Session(engine, tokenizer, speculation=speculation, acceptance=acceptance)
+        except BaseException:
+            engine.close()
+            raise
+
+    def close(self) -> None:
+        """Release the engine; unfinished requests are lost."""
+        self._engine.close()
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Shapes the engine was built for."""
+        return self._engine.limits
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer the session decodes with."""
+        return self._tokenizer
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._batcher)
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a slot."""
+        return len(self._slots)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots a request could take."""
+        return self._slots.num_free
+
+    @property
+    def failure(self) -> DeviceError | None:
+        """Why the engine failed; such a session takes no more requests."""
+        return self._failure
+
+    def has_unfinished(self) -> bool:
+        """Return whether a request is waiting or running, or an output was not collected yet."""
+        return bool(self._requests or self._outputs)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it joins the next round that has a slot for it.
+
+        Raises:
+            RequestError: the engine cannot serve it, or its id is in use.
+            DeviceError: the engine has failed.
+        """
+        if self._failure is not None:
+            raise DeviceError(f"the engine has failed ({self._failure}); open it again")
+        if request.request_id in self._requests:
+            raise RequestError(
+                f"request id '{request.request_id}' is in use; choose another", code="duplicate_request_id"
+            )
+        if self._tokenizer is None and request.params.stop:
+            raise RequestError("stop strings need a tokenizer; use stop_token_ids", code="invalid_stop")
+        check_request(request, self.limits)
+        active = make_active(
+            request,
+            now=time.perf_counter(),
+            max_seq_len=self.limits.max_seq_len,
+            max_draft_len=self._draft_len,
+            eos_token_ids=self._eos_token_ids,
+            detokenizer=None if self._tokenizer is None else self._tokenizer.detokenizer(),
+        )
+        self._requests[request.request_id] = active
+        self._batcher.add(active)
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request before the next round; return whether it was unfinished."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        request.cancelled = True
+        return True
+
+    def step(self) -> list[RequestOutput]:
+        """Run one round and return what every request gained in it."""
+        self.submit()
+        return self.collect()
+
+    def submit(self) -> None:
+        """Start a round: admit, draft, schedule, verify.
+
+        Raises:
+            RuntimeError: the round before was not collected.
+        """
+        if self._round is not None:
+            raise RuntimeError("the round before was not collected; call collect() first")
+        started = time.perf_counter()
+        self._end_cancelled()
+        try:
+            self._round = self._submit_round()
+        except Exception as error:
+            self._fail(error)
+        self.stats.round_s += time.perf_counter() - started
+
+    def _submit_round(self) -> _Round | None:
+        for move in self._slots.compact():
+            self._copy_slot(move.source, move.destination, move.request)
+        decoding = self._slots.decoding
+        plan = self._batcher.plan(
+            num_decoding=len(decoding),
+            drafts_wanted=sum(request.draft_cap for request in decoding),
+            prefilling=self._slots.prefilling,
+            num_free=self._slots.num_free,
+        )
+        for request in plan.admitted:
+            self._slots.place(request)
+            request.stats.scheduled = time.perf_counter()
+        draft = self._steps.draft(decoding)
+        verify_len = self._steps.schedule(decoding, draft, plan.draft_budget)
+        decode = self._steps.verify(decoding, draft, verify_len)
+        prefill = self._steps.prefill(plan.chunks)
+        return None if decode is None and prefill is None else _Round(decode, prefill)
+
+    def collect(self) -> list[RequestOutput]:
+        """Finish the submitted round: accept and commit; return one output a request that gained something."""
+        started = time.perf_counter()
+        if self._round is not None:
+            try:
+                self._collect_round(self._round)
+            except Exception as error:
+                self._fail(error)
+            self._round = None
+        outputs, self._outputs = self._outputs, []
+        self.stats.round_s += time.perf_counter() - started
+        return outputs
+
+    def _collect_round(self, finished: _Round) -> None:
+        self.stats.rounds += 1
+        for emitted in self._steps.accept(finished.decode, finished.prefill):
+            request = emitted.request
+            if request.cancelled:
+                continue
+            output = commit(emitted, now=time.perf_counter(), stats=self.stats)
+            self._deliver(request, output)
+        self._end_cancelled()
+
+    def _copy_slot(self, source: int, destination: int, request: ActiveRequest) -> None:
+        self.stats.slot_copies += 1
+        started = time.perf_counter()
+        self._engine.copy_slot(source, destination, num_tokens=request.num_cached, num_context=request.num_context)
+        self.stats.engine_s += time.perf_counter() - started
+
+    def _end_cancelled(self) -> None:
+        for request in [request for request in self._requests.values() if request.cancelled]:
+            self._end(request, "cancelled")
+
+    def _fail(self, error: Exception) -> None:
+        """End every request: after a failed pass nothing is known about the caches."""
+        logger.error("the engine failed: %s", error, exc_info=error)
+        self._failure = error if isinstance(error, DeviceError) else DeviceError(f"{type(error).__name__}: {error}")
+        self._round = None
+        for request in list(self._requests.values()):
+            self._end(request, "error", error=f"the engine failed: {self._failure}", error_code="engine_failed")
+
+    def _end(
+        self, request: ActiveRequest, reason: FinishReason, *, error: str | None = None, error_code: str | None = None
+    ) -> None:
+        if request in self._batcher:
+            self._batcher.discard(request)
+        self._deliver(request, end_request(request, reason, error=error, error_code=error_code))
+
+    def _deliver(self, request: ActiveRequest, output: RequestOutput) -> None:
+        self._outputs.append(output)
+        if output.finished:
+            self._slots.release(request)
+            del self._requests[request.request.request_id]
+            reason = output.finish_reason or ""
+            self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
+
+
+def _make_scheduler(engine: Engine, config: SpeculationConfig) -> PrefixScheduler | None:
+    if config.mode == "off":
+        return None
+    if not engine.limits.has_drafter:
+        raise ConfigError(
+            f"speculation '{config}' needs a drafter and this engine has none; "
+            "use speculation 'off' or build with --draft_checkpoint"
+        )
+    if config.needs_confidence and not engine.heads.has_confidence:
+        raise ConfigError(
+            f"speculation '{config}' needs a confidence head and this drafter has none; use 'fixed' or 'off'"
+        )
+    gamma = engine.limits.max_draft_len
+    table = measure_cost_table(engine, draft_len=gamma) if config.needs_cost_table else None
+    return PrefixScheduler(config, max_draft_len=gamma, cost_table=table)

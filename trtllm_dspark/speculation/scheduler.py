@@ -1,0 +1,114 @@
+"""The policy that turns confidences into verify lengths."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from trtllm_dspark import _core
+from trtllm_dspark.engine.base import FloatArray, IntArray
+from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.speculation.config import SpeculationConfig
+from trtllm_dspark.speculation.cost_table import CostTable
+
+logger = logging.getLogger(__name__)
+
+STALE_ROUNDS = 2
+
+
+class PrefixScheduler:
+    """Choose how many drafts of each request a round verifies.
+
+    Every mode is causal: whether draft k is verified depends on drafts before k and on past rounds only, so that the
+    output law stays the target's (docs/losslessness.md).
+
+    Args:
+        config: mode and its number; not `off`.
+        max_draft_len: gamma of the engine.
+        cost_table: times of the engine's passes, for modes that need them.
+
+    Raises:
+        ConfigError: the mode asks for more drafts than the block has, or needs a cost table.
+    """
+
+    def __init__(self, config: SpeculationConfig, *, max_draft_len: int, cost_table: CostTable | None = None) -> None:
+        if config.draft_len is not None and config.draft_len > max_draft_len:
+            raise ConfigError(
+                f"speculation '{config}' asks for {config.draft_len} drafts, "
+                f"the engine verifies at most {max_draft_len}"
+            )
+        if config.needs_cost_table and cost_table is None:
+            raise ConfigError(f"speculation '{config}' needs a cost table; measure the engine first")
+        self.config = config
+        self.draft_len = max_draft_len if config.draft_len is None else config.draft_len
+        self._cost_table = cost_table
+        self._past: deque[dict[Hashable, FloatArray]] = deque(maxlen=STALE_ROUNDS)
+        self._warned: set[str] = set()
+
+    def verify_lens(
+        self,
+        requests: Sequence[Hashable],
+        *,
+        caps: IntArray,
+        confidence: FloatArray | None,
+        token_budget: int,
+    ) -> IntArray:
+        """Return [R] int64 drafts to verify, 0..caps.
+
+        Args:
+            requests: who the rows belong to; keys of the confidences of past rounds.
+            caps: [R] int64, most drafts of each request; 0 for one that does not draft.
+            confidence: [R, draft_len] float32, None in modes that need none.
+            token_budget: drafts that fit into the round.
+        """
+        config, num_requests = self.config, len(requests)
+        step_time = fixed_time = None
+        if self._cost_table is not None and config.needs_cost_table:
+            step_time = self._cost_table.step_time_us(num_requests, num_requests * (1 + self.draft_len))
+            fixed_time = self._cost_table.draft_time_us(num_requests)
+        schedule = _core.schedule_prefixes(
+            config.mode,  # type: ignore[arg-type]
+            num_requests=num_requests,
+            max_draft_len=self.draft_len,
+            confidence=confidence,
+            caps=caps,
+            draft_len=self.draft_len if config.mode == "fixed" else None,
+            threshold=config.threshold if config.mode == "threshold" else None,
+            step_time_us=step_time if config.mode == "early_stop" else None,
+            budget=self._budget(requests, caps, token_budget, step_time, fixed_time or 0.0),
+            token_budget=token_budget,
+            fixed_time_us=fixed_time or 0.0,
+        )
+        self._warn(schedule.warnings)
+        if config.mode == "stale_topk" and confidence is not None:
+            self._past.append({key: confidence[row] for row, key in enumerate(requests)})
+        return schedule.verify_len
+
+    def _budget(
+        self,
+        requests: Sequence[Hashable],
+        caps: IntArray,
+        token_budget: int,
+        step_time: FloatArray | None,
+        fixed_time: float,
+    ) -> int | None:
+        if self.config.mode != "stale_topk" or self.config.budget is not None:
+            return self.config.budget
+        # A request that was not there two rounds ago counts as certain: its first rounds are verified in full.
+        past = self._past[0] if len(self._past) == STALE_ROUNDS else {}
+        sure = np.ones(self.draft_len, np.float32)
+        stale = np.stack([past.get(key, sure) for key in requests])
+        budget, warnings = _core.verify_budget(
+            stale, step_time_us=step_time, caps=caps, token_budget=token_budget, fixed_time_us=fixed_time
+        )
+        self._warn(warnings)
+        return budget
+
+    def _warn(self, warnings: Sequence[str]) -> None:
+        for name in warnings:
+            if name not in self._warned:
+                self._warned.add(name)
+                logger.warning("speculation '%s': %s (said once)", self.config, name.replace("_", " "))
