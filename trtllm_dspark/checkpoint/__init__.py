@@ -4,6 +4,7 @@ from trtllm_dspark.checkpoint.arrays import LazyArrays
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig, RopeScaling
 from trtllm_dspark.checkpoint.drafter import load_drafter
 from trtllm_dspark.checkpoint.paths import resolve_path
+from trtllm_dspark.checkpoint.sharing import share_equal_tensors
 from trtllm_dspark.checkpoint.target import load_target
 from trtllm_dspark.checkpoint.types import Checkpoint, CheckpointFile, DrafterCheckpoint, TokenizerAssets
 
@@ -19,4 +20,5 @@ __all__ = [
     "load_drafter",
     "load_target",
     "resolve_path",
+    "share_equal_tensors",
 ]

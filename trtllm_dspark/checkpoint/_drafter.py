@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -45,6 +45,7 @@ def build_drafter(
     target: ModelConfig,
     dialect: str,
     rename: Callable[[str], str] = lambda name: name,
+    ignore: tuple[str, ...] = (),
 ) -> DrafterCheckpoint:
     """Build the checked drafter.
 
@@ -54,6 +55,7 @@ def build_drafter(
         target: the target it has to fit.
         dialect: name of the format, for the result.
         rename: from the file's tensor names to DeepSpec's.
+        ignore: tensors that only training needs.
 
     Raises:
         CheckpointError: the drafter is incomplete, not supported, or does not fit the target.
@@ -74,6 +76,8 @@ def build_drafter(
     config = _config(fields, target, tensors)
     _check_fit(fields.path, config, target)
     mapper = TensorMapper(directory, tensors)
+    for name in ignore:
+        mapper.drop(name)
     _map_drafter(mapper, config, target, fields.path)
     files = tuple(CheckpointFile(path) for path in (fields.path, *paths))
     return DrafterCheckpoint(config, mapper.finish(), files, dialect)
@@ -207,8 +211,3 @@ def _absolute_ids(offsets: Array, vocab: int, path: Path) -> Array:
             "it must hold offsets (target id minus draft id)"
         )
     return ids
-
-
-def copy_fields(values: Mapping[str, Any], *without: str) -> dict[str, Any]:
-    """Return a configuration less the fields named."""
-    return {name: value for name, value in values.items() if name not in without}

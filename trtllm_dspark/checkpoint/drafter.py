@@ -9,6 +9,8 @@ from trtllm_dspark.checkpoint._hf_config import Fields
 from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.checkpoint.paths import resolve_path
 from trtllm_dspark.checkpoint.safetensors_io import read_json
+from trtllm_dspark.checkpoint.specforge import is_specforge, load_specforge
+from trtllm_dspark.checkpoint.speculators import is_speculators, load_speculators
 from trtllm_dspark.checkpoint.types import DrafterCheckpoint
 from trtllm_dspark.errors import CheckpointError
 
@@ -30,9 +32,14 @@ def load_drafter(path: str | Path, target: ModelConfig) -> DrafterCheckpoint:
         raise CheckpointError(f"{directory} is a file; pass the drafter's directory, which holds config.json as well")
     config_path = directory / "config.json"
     values = read_json(config_path)
+    if is_speculators(values):
+        return load_speculators(directory, values, target)
+    if is_specforge(values):
+        return load_specforge(directory, values, target)
     names = values.get("architectures") or ["none"]
     if names == ["Qwen3DSparkModel"]:
         return build_drafter(directory, Fields(config_path, values), target, "deepspec")
     raise CheckpointError(
-        f"{config_path}: drafter architecture {', '.join(map(str, names))} is not supported, expected Qwen3DSparkModel"
+        f"{config_path}: drafter architecture {', '.join(map(str, names))} is not supported, expected Qwen3DSparkModel "
+        "(DeepSpec), a speculators or a SpecForge DSpark drafter"
     )
