@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import platform
 import resource
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from trtllm_dspark.build.report import BuildReport, Progress, StepClock
 from trtllm_dspark.checkpoint import CheckpointFile, TokenizerAssets
 from trtllm_dspark.engine_dir import FileEntry, Manifest, ModelEntry, describe_file, stage_directory
 from trtllm_dspark.engine_dir.staging import check_destination
+from trtllm_dspark.errors import DeviceError
 from trtllm_dspark.graph import DrafterSource, WrittenTarget, write_drafter, write_heads, write_target
 
 logger = logging.getLogger(__name__)
@@ -44,8 +47,10 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
     """
     check_destination(config.output_dir, overwrite=config.overwrite)
     plan = plan_build(config)
+    _warn_of_memory(plan)
     clock = StepClock(_shares(plan), progress)
     with stage_directory(config.output_dir, overwrite=config.overwrite) as staged:
+        _check_disk(plan, staged.path)
         target = _write_target(plan, staged.path, clock)
         _write_drafter(plan, staged.path, target, clock)
         with clock.step("finish"):
@@ -63,6 +68,25 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
         peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         kv_cache_bytes=estimate.target_kv_bytes + estimate.drafter_kv_bytes,
     )
+
+
+def _warn_of_memory(plan: BuildPlan) -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if plan.estimate.memory_bytes > total:
+        logger.warning(
+            "weights and full caches take %.1f GB, this machine has %.1f GB; lower --max_batch_size or --max_seq_len",
+            plan.estimate.memory_bytes / 1e9,
+            total / 1e9,
+        )
+
+
+def _check_disk(plan: BuildPlan, directory: Path) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < plan.estimate.disk_bytes:
+        raise DeviceError(
+            f"the engine needs {plan.estimate.disk_bytes / 1e6:.0f} MB and the disk of {directory.parent} has "
+            f"{free / 1e6:.0f} MB left; free space or choose another --output_dir"
+        )
 
 
 def _shares(plan: BuildPlan) -> dict[str, float]:

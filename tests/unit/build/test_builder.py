@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from helpers import tiny_models
 from helpers.toy_pair import write_toy_pair
 
-from trtllm_dspark.build import BuildConfig, build_engine, open_engine_dir
+from trtllm_dspark.build import BuildConfig, build_engine, builder, open_engine_dir
+from trtllm_dspark.build.plan import plan_build
 from trtllm_dspark.checkpoint.safetensors_io import read_file
 from trtllm_dspark.engine_dir import BuildLimits, file_sha256
-from trtllm_dspark.errors import CheckpointError, ConfigError, UsageError
+from trtllm_dspark.errors import CheckpointError, ConfigError, DeviceError, UsageError
 
 TARGET_FILES = {"target.onnx", "target.onnx.data"}
 DRAFTER_FILES = {
@@ -94,8 +96,6 @@ def test_build_estimate_is_close_to_the_files(
     config = replace(
         tiny_config, target_checkpoint=str(target), draft_checkpoint=str(drafter), weight_dtype=weight_dtype
     )
-    from trtllm_dspark.build.plan import plan_build
-
     written = sum(entry.size for entry in build_engine(config).manifest.files)
     # 6 %: norms, alignment of tensors to pages and the graphs themselves are left out of the estimate.
     assert plan_build(config).estimate.disk_bytes == pytest.approx(written, rel=0.06)
@@ -170,3 +170,20 @@ def test_build_damaged_weights_leave_nothing(tiny_config: BuildConfig, tmp_path:
     with pytest.raises(CheckpointError, match="holds NaN or infinity"):
         build_engine(replace(tiny_config, target_checkpoint=str(target)))
     assert os.listdir(tiny_config.output_dir.parent) == []
+
+
+def test_build_too_small_a_disk_is_refused_before_writing(
+    tiny_config: BuildConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(DeviceError, match="needs 0 MB and the disk of .* has 0 MB left"):
+        build_engine(tiny_config)
+    assert os.listdir(tiny_config.output_dir.parent) == []
+
+
+def test_build_more_caches_than_memory_warns_and_names_the_flags(
+    tiny_config: BuildConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(builder.os, "sysconf", lambda _: 100)
+    build_engine(tiny_config)
+    assert "this machine has 0.0 GB; lower --max_batch_size or --max_seq_len" in caplog.text
