@@ -87,7 +87,7 @@ class Session:
     def open(
         engine_dir: str | Path,
         *,
-        num_threads: int | None = None,
+        num_threads: int = 2,
         speculation: SpeculationConfig | str = "off",
         acceptance: AcceptanceMode = "rejection",
     ) -> Session:

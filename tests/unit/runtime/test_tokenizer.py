@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+from helpers.toy_tokenizer import CHAT_TEMPLATE, EOS, encode, tokenizer_json
+
+from trtllm_dspark.errors import EngineError, RequestError
+from trtllm_dspark.runtime import Tokenizer
+
+
+def make(template: str | None) -> Tokenizer:
+    return Tokenizer(tokenizer_json(), chat_template=template, eos_token_ids=(EOS,))
+
+
+def test_encode_chat_renders_the_template() -> None:
+    assert make(CHAT_TEMPLATE).encode_chat([{"role": "user", "content": "hé"}]) == encode("hé")
+
+
+def test_render_chat_offers_tokens_json_and_loop_controls() -> None:
+    template = "{{ eos_token }}{{ messages | tojson }}{% for m in messages %}{% break %}{% endfor %}"
+    assert make(template).render_chat([{"content": "<&>"}]) == '<|end|>[{"content": "<&>"}]'
+
+
+def test_encode_chat_without_template_is_refused() -> None:
+    with pytest.raises(RequestError, match="no chat template"):
+        make(None).encode_chat([])
+
+
+def test_render_chat_template_that_refuses_gives_its_message() -> None:
+    with pytest.raises(RequestError, match="roles must alternate"):
+        make("{{ raise_exception('roles must alternate') }}").render_chat([])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_render_chat_hostile_template_stays_in_the_sandbox(template: str) -> None:
+    with pytest.raises(RequestError, match="chat template"):
+        make(template).render_chat([{"role": "user", "content": "x"}])
+
+
+def test_tokenizer_broken_template_is_refused() -> None:
+    with pytest.raises(EngineError, match="chat template"):
+        make("{% for %}")
+
+
+def test_tokenizer_broken_json_is_refused() -> None:
+    with pytest.raises(EngineError, match=r"tokenizer\.json"):
+        Tokenizer("{}")
