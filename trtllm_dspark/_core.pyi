@@ -58,8 +58,10 @@ class DraftHeads:
         gate_weight: [r, d + r] float32, columns ordered [h ; W1[x]]; `gate_bias` [r] optional. Only `gated`.
         rnn_weight: [3r, 2r + d] float32, rows gate, candidate, output; columns ordered [state ; W1[x] ; h];
             `rnn_bias` [3r] optional. Only `rnn`.
-        confidence_weight: [d] or [d + r] float32, columns ordered [h ; W1[x]]; None = no confidence head.
+        confidence_weight: [d + r] float32, columns ordered [h ; W1[x]], or [d] when not `confidence_with_markov`;
+            None = no confidence head.
         confidence_bias: [1] float32 or None.
+        confidence_with_markov: whether the confidence head reads W1[x] too (`kind` must not be `none` then).
         d2t: [Vd] int64, absolute target id of each draft id, all different; None = identity.
 
     Raises:
@@ -85,6 +87,7 @@ class DraftHeads:
         rnn_bias: Float | None = None,
         confidence_weight: Float | None = None,
         confidence_bias: Float | None = None,
+        confidence_with_markov: bool = True,
         d2t: Int | None = None,
     ) -> None: ...
     @property
@@ -224,7 +227,8 @@ def schedule_prefixes(
         caps: [R] int64, most draft tokens of each request (0 = do not speculate); None = gamma.
         draft_len: draft tokens of every request in `fixed` mode.
         threshold: in [0, 1]; a prefix is verified while the running product of confidences is >= threshold.
-        step_time_us: [>= R + extra_tokens + R * gamma + 1] float32, microseconds of a verify pass over B tokens; entry 0 unused.
+        step_time_us: [> R + extra_tokens + min(sum of caps, token_budget)] float32, microseconds of a verify pass over B
+            tokens; entry 0 unused.
         budget: draft tokens to verify in total in `stale_topk` mode.
         token_budget: upper limit of admitted draft tokens for any mode (room in the pass); None = no limit.
         load_scale: factor on the marginal cost t(B) - t(R + extra_tokens); 1 = as measured.
