@@ -21,9 +21,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": set(),
     "graph": set(),
     "engine_dir": set(),
-    "build": {"checkpoint", "graph", "engine_dir"},
     "engine": {"graph", "engine_dir", "_core"},
-    "speculation": {"engine_dir", "_core"},
+    "build": {"checkpoint", "graph", "engine_dir", "engine", "reference"},
+    "speculation": {"engine.base", "engine_dir", "_core"},
     "load": {"speculation"},
     "runtime": {"checkpoint", "engine", "engine_dir", "speculation", "load", "_core"},
     "serving": {"engine_dir", "runtime"},
@@ -64,7 +64,7 @@ def allowed(importer: str, name: str) -> bool:
     owner = importer.split(".")[0]
     if owner in ("cli", package) or name in EVERYBODY or package == "__version__":
         return True
-    return package in MAY_IMPORT.get(owner, set())
+    return bool({package, name} & MAY_IMPORT.get(owner, set()))
 
 
 def violations(root: Path) -> list[str]:
@@ -85,7 +85,7 @@ def test_table_names_every_package() -> None:
 def test_table_has_no_cycle() -> None:
     left = dict(MAY_IMPORT)
     while left:
-        free = [name for name, needs in left.items() if not needs & set(left)]
+        free = [name for name, needs in left.items() if not {need.split(".")[0] for need in needs} & set(left)]
         assert free, f"these import each other: {sorted(left)}"
         for name in free:
             del left[name]
