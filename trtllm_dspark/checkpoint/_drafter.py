@@ -177,8 +177,8 @@ def _map_drafter(mapper: TensorMapper, config: DrafterConfig, target: ModelConfi
         elif size != target.hidden_size or (reduced and name == "lm_head.weight"):
             raise CheckpointError(f"{path.parent} lacks tensor {name}, and the target's does not fit this drafter")
     if reduced:
-        mapper.take("d2t", "d2t", (draft_vocab,), lambda values: _absolute_ids(values, vocab, path))
-        mapper.drop("t2d")
+        chosen = mapper.drop("t2d")
+        mapper.take("d2t", "d2t", (draft_vocab,), lambda values: _absolute_ids(values, vocab, chosen, path))
     if config.markov_head != "none":
         mapper.take("markov_head.markov_w1.weight", "markov.w1.weight", (vocab, rank))
         mapper.take("markov_head.markov_w2.weight", "markov.w2.weight", (draft_vocab, rank))
@@ -200,8 +200,11 @@ def _take_linear(mapper: TensorMapper, source: str, canonical: str, shape: tuple
         mapper.take(f"{source}.bias", f"{canonical}.bias", shape[:1])
 
 
-def _absolute_ids(offsets: Array, vocab: int, path: Path) -> Array:
-    """Turn stored offsets (target id - draft id) into distinct target ids."""
+def _absolute_ids(offsets: Array, vocab: int, chosen: LazyArray | None, path: Path) -> Array:
+    """Turn stored offsets (target id - draft id) into distinct target ids.
+
+    Absolute ids read as offsets can pass for valid ones, so `t2d`, the mask of chosen ids, is compared if present.
+    """
     if offsets.dtype.kind != "i":
         raise CheckpointError(f"{path.parent}: tensor d2t has dtype {offsets.dtype}, expected integers")
     ids = offsets.astype(np.int64) + np.arange(offsets.size)
@@ -210,4 +213,6 @@ def _absolute_ids(offsets: Array, vocab: int, path: Path) -> Array:
             f"{path.parent}: tensor d2t does not map to distinct ids below {vocab}; "
             "it must hold offsets (target id minus draft id)"
         )
+    if chosen is not None and not np.array_equal(np.flatnonzero(chosen.load()), np.sort(ids)):
+        raise CheckpointError(f"{path.parent}: tensors d2t and t2d choose different target ids; the drafter is damaged")
     return ids
