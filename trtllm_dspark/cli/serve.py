@@ -1,0 +1,92 @@
+"""`trtllm-dspark serve`: package a Triton model repository and start the server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trtllm_dspark.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `serve`."""
+    add = parser.add_argument
+    add("--engine_dir", required=True, type=Path, help="engine directory written by trtllm-dspark build")
+    add("--model_repository", type=Path, help="where to write the model repository (default: a temporary directory)")
+    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
+    add("--http_port", type=int, default=8000, help="HTTP: generate, generate_stream, health")
+    add("--grpc_port", type=int, default=8001, help="gRPC")
+    add("--metrics_port", type=int, default=8002, help="Prometheus /metrics")
+    add("--speculation", default="threshold", help="off, fixed[:G] or threshold[:C]")
+    add("--acceptance", default="rejection", choices=("rejection", "coupled"), help="how sampled drafts are accepted")
+    add("--num_threads", type=int, default=2, help="threads of the CPU engine")
+    add("--model_name", default="", help="name of the model in descriptions (default: the engine directory's name)")
+    add("--max_queue_size", type=int, default=256, help="requests that may wait for a slot; further ones are refused")
+    add("--max_prompt_bytes", type=int, default=0, help="largest prompt; 0 = 64 bytes for each token of max_seq_len")
+    add(
+        "--exclude_input_in_output",
+        default="true",
+        choices=("true", "false"),
+        help="whether unary outputs leave the prompt out when a request does not say",
+    )
+    add("--drain_timeout", type=int, default=30, help="seconds SIGTERM waits for requests in flight")
+    add("--engine_start_timeout", type=float, default=600.0, help="seconds the engine may take to load")
+    add("--hang_timeout", type=float, default=60.0, help="seconds one round may take before the engine is replaced")
+    add(
+        "--triton_flag",
+        action="append",
+        default=[],
+        help="further flag for tritonserver, e.g. --triton_flag=--log-verbose=1",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    from trtllm_dspark.engine_dir import open_engine_dir
+    from trtllm_dspark.serving.launcher import Launcher, ServeOptions
+    from trtllm_dspark.serving.tritonserver import ServerAddress
+
+    if args.drain_timeout < 0 or args.hang_timeout <= 0 or args.engine_start_timeout <= 0:
+        raise UsageError("--drain_timeout must not be negative, --hang_timeout and --engine_start_timeout positive")
+    open_engine_dir(args.engine_dir)
+    address = ServerAddress(args.host, args.http_port, args.grpc_port, args.metrics_port)
+    options = ServeOptions(
+        address=address,
+        model_repository=args.model_repository,
+        exclude_input_in_output=args.exclude_input_in_output == "true",
+        drain_timeout_s=args.drain_timeout,
+        engine_start_timeout_s=args.engine_start_timeout,
+        hang_timeout_s=args.hang_timeout,
+        triton_flags=tuple(args.triton_flag),
+        verbose=args.log_level == "debug",
+    )
+
+    def announce() -> None:
+        print(
+            f"ready: http://{address.http_target}:{address.http_port}/v2/models/ensemble/generate_stream "
+            f"(gRPC {address.grpc_port}, metrics {address.metrics_port})",
+            flush=True,
+        )
+
+    return Launcher(options, lambda socket: _engine_command(args, socket), on_ready=announce).run()
+
+
+def _engine_command(args: argparse.Namespace, socket: str) -> Sequence[str]:
+    return [
+        sys.executable,
+        "-m",
+        "trtllm_dspark.engine_process",
+        f"--engine_dir={args.engine_dir}",
+        f"--socket={socket}",
+        f"--speculation={args.speculation}",
+        f"--acceptance={args.acceptance}",
+        f"--num_threads={args.num_threads}",
+        f"--max_queue_size={args.max_queue_size}",
+        f"--max_prompt_bytes={args.max_prompt_bytes}",
+        f"--model_name={args.model_name}",
+        f"--parent_pid={os.getpid()}",
+        f"--log_level={'info' if args.log_level == 'debug' else 'warning'}",
+    ]

@@ -1,0 +1,30 @@
+"""From a validated request to the session's own request type."""
+
+from __future__ import annotations
+
+from trtllm_dspark.engine_process.requests import GenerationRequest
+from trtllm_dspark.runtime.request import Request
+from trtllm_dspark.runtime.sampling_params import SamplingParams
+
+
+def make_session_request(session_id: str, request: GenerationRequest) -> Request:
+    """Return what `Session.add` takes.
+
+    Raises:
+        RequestError: the session's own limits refuse a value.
+    """
+    params = SamplingParams(
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        seed=request.seed,
+        max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens,
+        stop=request.stop,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        speculation=request.max_draft_len != 0,
+        max_draft_len=request.max_draft_len or None,
+        logprobs=request.logprobs,
+    )
+    return Request(request_id=session_id, prompt_token_ids=request.prompt_token_ids, params=params)

@@ -1,0 +1,65 @@
+"""Child processes that end with this one, and what /proc says about them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_TIE = Path(__file__).with_name("tie_to_parent.py")
+
+
+def spawn(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start a child in its own session that gets SIGTERM when this process ends, however it ends.
+
+    Must be called from a thread that lives as long as the process (the kernel ties the child to that thread).
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_TIE), str(os.getpid()), *command],
+        env=None if env is None else dict(env),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the pids of the direct children of a process, threads' children included."""
+    found: list[int] = []
+    for task in _entries(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError):
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return found
+
+
+def process_state(pid: int) -> str:
+    """Return the kernel's one-letter state, or "" for a process that is gone ("Z" counts as gone)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    state = stat.rpartition(")")[2].split()[0]
+    return "" if state in "ZX" else state
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL a child and its children, and reap the child."""
+    pids = [*children_of(process.pid), process.pid]
+    for pid in reversed(pids):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 5.0
+    while any(process_state(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _entries(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []

@@ -1,0 +1,63 @@
+"""Keep Triton's readiness in step with the engine process by loading and unloading the gate model."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import threading
+
+from trtllm_dspark.serving.contract import GATE_MODEL
+
+logger = logging.getLogger(__name__)
+
+
+class ReadinessGate:
+    """Drive `/v2/health/ready`: red from the moment the engine ends until it answers again.
+
+    Args:
+        host: where the HTTP endpoint listens.
+        port: its port.
+        control_key: header value that unlocks the model control API.
+    """
+
+    def __init__(self, host: str, port: int, control_key: str) -> None:
+        self._host, self._port = host, port
+        self._headers = {"dspark-control": control_key}
+        self._wanted = threading.Condition()
+        self._open = True
+        self._dirty = False
+        threading.Thread(target=self._run, name="readiness-gate", daemon=True).start()
+
+    def set(self, is_open: bool) -> None:
+        """Ask for ready (True) or not ready; returns at once."""
+        with self._wanted:
+            if self._open != is_open:
+                self._open, self._dirty = is_open, True
+                self._wanted.notify()
+
+    def is_ready(self, *, timeout_s: float = 1.0) -> bool:
+        """Return what /v2/health/ready says."""
+        return self._request("GET", "/v2/health/ready", timeout_s) == 200
+
+    def _run(self) -> None:
+        while True:
+            with self._wanted:
+                while not self._dirty:
+                    self._wanted.wait()
+                self._dirty = False
+            # A model that is loaded again at once fails to load while the engine is gone, and a model that failed to
+            # load keeps the server "not ready"; an unloaded one would not.
+            self._request("POST", f"/v2/repository/models/{GATE_MODEL}/unload", 10.0)
+            self._request("POST", f"/v2/repository/models/{GATE_MODEL}/load", 30.0)
+
+    def _request(self, method: str, path: str, timeout_s: float) -> int:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        try:
+            connection.request(method, path, headers=self._headers)
+            response = connection.getresponse()
+            response.read()
+            return response.status
+        except (OSError, http.client.HTTPException):
+            return 0
+        finally:
+            connection.close()

@@ -1,0 +1,290 @@
+"""`trtllm-dspark serve`: one engine process, one tritonserver, and the watch over both and over Triton's stubs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtllm_dspark.errors import DeviceError, UsageError
+from trtllm_dspark.serving.children import children_of, kill_tree, process_state, spawn
+from trtllm_dspark.serving.contract import GATE_MODEL, MODELS
+from trtllm_dspark.serving.engine_watch import EngineWatch
+from trtllm_dspark.serving.gate import ReadinessGate
+from trtllm_dspark.serving.model_repository import write_repository
+from trtllm_dspark.serving.tritonserver import (
+    ServerAddress,
+    TritonInstallation,
+    check_ports,
+    find_tritonserver,
+    server_command,
+    server_environment,
+)
+
+logger = logging.getLogger(__name__)
+
+SHM_PREFIX = "trtllm_dspark"
+STUB_SILENT_S = 3.0
+_POLL_S = 0.1
+_MAX_FAILED_SERVERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What `serve` was asked for.
+
+    Attributes:
+        address: Triton's ports.
+        max_batch_size: batch rows one Triton request may carry.
+        model_repository: where to write the repository; a temporary directory when None.
+        exclude_input_in_output: whether outputs leave the prompt out where a request does not say.
+        drain_timeout_s: how long SIGTERM waits for requests in flight.
+        engine_start_timeout_s: how long the first start of the engine may take.
+        hang_timeout_s: longest round before the engine counts as hung.
+        triton_flags: further flags for tritonserver.
+        verbose: tritonserver logs at info level.
+        front_command: argv of a further child (the OpenAI front), given the engine's socket.
+    """
+
+    address: ServerAddress
+    max_batch_size: int = 64
+    model_repository: Path | None = None
+    exclude_input_in_output: bool = True
+    drain_timeout_s: int = 30
+    engine_start_timeout_s: float = 600.0
+    hang_timeout_s: float = 60.0
+    cancellation_check_period_ms: int = 20
+    triton_flags: Sequence[str] = field(default=())
+    verbose: bool = False
+
+
+class Launcher:
+    """Run everything until SIGTERM or SIGINT.
+
+    Args:
+        options: see `ServeOptions`.
+        engine_command: socket path -> argv of the engine process.
+        on_ready: called once when the server is ready.
+    """
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        engine_command: Callable[[str], Sequence[str]],
+        *,
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._options = options
+        self._engine_command = engine_command
+        self._on_ready = on_ready
+        self._signals = 0
+        self._server: subprocess.Popen[bytes] | None = None
+        self._server_started = 0.0
+        self._server_was_ready = False
+        self._failed_servers = 0
+        self._known_stubs: dict[str, int] = {}
+        self._stopped_since: dict[int, float] = {}
+        self._control_key = secrets.token_hex(16)
+        self._shm_prefix = f"{SHM_PREFIX}_{os.getpid()}_"
+
+    def run(self) -> int:
+        """Serve until told to stop and return 0.
+
+        Raises:
+            UsageError: a port is in use, tritonserver is missing, the repository cannot be written.
+            DeviceError: engine or server do not start, or end again and again.
+        """
+        address = self._options.address
+        check_ports(
+            address.host,
+            {
+                "--http_port": address.http_port,
+                "--grpc_port": address.grpc_port,
+                "--metrics_port": address.metrics_port,
+            },
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        remove_stale_shared_memory()
+        work = Path(tempfile.mkdtemp(prefix="trtllm_dspark_"))
+        try:
+            return self._run(work)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+            remove_shared_memory(self._shm_prefix)
+
+    def _run(self, work: Path) -> int:
+        options = self._options
+        installation = find_tritonserver(work)
+        socket_path = str(work / "engine.sock")
+        repository = options.model_repository or work / "repository"
+        write_repository(
+            repository,
+            {
+                "engine_socket": socket_path,
+                "max_batch_size": str(options.max_batch_size),
+                "exclude_input_in_output": str(options.exclude_input_in_output).lower(),
+                "cancellation_check_period_ms": str(options.cancellation_check_period_ms),
+            },
+        )
+        engine = EngineWatch(self._engine_command(socket_path), socket_path, hang_timeout_s=options.hang_timeout_s)
+        try:
+            engine.start()
+            code = self._wait_for_engine(engine)
+            if code is not None:
+                return code
+            gate = ReadinessGate(options.address.http_target, options.address.http_port, self._control_key)
+            while not self._signals:
+                engine.poll()
+                gate.set(engine.ready)
+                self._watch_server(installation, repository, engine, gate)
+                time.sleep(_POLL_S)
+            self._drain(engine)
+            return 0
+        finally:
+            if self._server is not None:
+                kill_tree(self._server)
+            engine.stop(timeout_s=5.0)
+
+    def _wait_for_engine(self, engine: EngineWatch) -> int | None:
+        """Wait for the first start; return an exit code when it is over before it began."""
+        deadline = time.monotonic() + self._options.engine_start_timeout_s
+        while not engine.ready:
+            if self._signals:
+                return 0
+            code = engine.exit_code
+            if code is not None:
+                # It has said why on stderr; a wrong engine directory does not get better by trying again.
+                return code if code > 0 else 4
+            if time.monotonic() > deadline:
+                raise DeviceError(
+                    f"the engine process was not ready after {self._options.engine_start_timeout_s:g} s; raise "
+                    "--engine_start_timeout or look at its messages above"
+                )
+            time.sleep(0.02)
+        return None
+
+    # tritonserver
+
+    def _watch_server(
+        self, installation: TritonInstallation, repository: Path, engine: EngineWatch, gate: ReadinessGate
+    ) -> None:
+        server = self._server
+        if server is None:
+            # Models that load without an engine are harmless, but a gate that fails to load ends a starting server.
+            if engine.ready:
+                self._start_server(installation, repository)
+            return
+        if server.poll() is not None:
+            self._restart_server(f"tritonserver ended with code {server.returncode}")
+            return
+        if not self._server_was_ready:
+            if gate.is_ready():
+                self._server_was_ready, self._failed_servers = True, 0
+                logger.info("ready")
+                self._on_ready()
+            return
+        problem = self._stub_problem(server, engine)
+        if problem:
+            self._restart_server(problem)
+
+    def _start_server(self, installation: TritonInstallation, repository: Path) -> None:
+        options = self._options
+        command = server_command(
+            installation,
+            repository,
+            options.address,
+            shm_prefix=self._shm_prefix,
+            control_key=self._control_key,
+            drain_s=options.drain_timeout_s,
+            verbose=options.verbose,
+            extra=options.triton_flags,
+        )
+        self._known_stubs.clear()
+        self._stopped_since.clear()
+        self._server_was_ready = False
+        self._server_started = time.monotonic()
+        self._server = spawn(command, env=server_environment(installation))
+
+    def _restart_server(self, why: str) -> None:
+        server = self._server
+        if server is None:
+            return
+        self._failed_servers += 0 if self._server_was_ready else 1
+        if self._failed_servers >= _MAX_FAILED_SERVERS:
+            raise DeviceError(f"{why} {self._failed_servers} times before it was ready; its messages are above")
+        logger.warning("%s; tritonserver is started again", why)
+        kill_tree(server)
+        remove_shared_memory(self._shm_prefix)
+        self._server = None
+        time.sleep(0.5 * self._failed_servers)
+
+    def _stub_problem(self, server: subprocess.Popen[bytes], engine: EngineWatch) -> str:
+        """Return what is wrong with a stub, or "": Triton itself neither notices nor revives one."""
+        children = children_of(server.pid)
+        now = time.monotonic()
+        for pid in children:
+            if process_state(pid) in "tT" and process_state(pid):
+                if now - self._stopped_since.setdefault(pid, now) > STUB_SILENT_S / 2:
+                    return f"the stub process {pid} is stopped"
+            else:
+                self._stopped_since.pop(pid, None)
+        published = {spec.name for spec in MODELS}
+        stubs, age = engine.stubs()
+        if engine.ready and age < 1.5:
+            for stub in stubs:
+                if stub["name"] in published and stub["pid"] in children:
+                    self._known_stubs[stub["name"]] = stub["pid"]
+                    if stub["silent_s"] > STUB_SILENT_S:
+                        return f"the stub of model {stub['name']} does not answer"
+        for name, pid in self._known_stubs.items():
+            if not process_state(pid):
+                return f"the stub of model {name} ended"
+        return ""
+
+    # the end
+
+    def _drain(self, engine: EngineWatch) -> None:
+        server = self._server
+        if server is None:
+            return
+        logger.info("stopping; requests in flight may finish for %d s", self._options.drain_timeout_s)
+        self._signals = 1
+        server.terminate()
+        deadline = time.monotonic() + self._options.drain_timeout_s + 10.0
+        while server.poll() is None and time.monotonic() < deadline and self._signals < 2:
+            time.sleep(0.05)
+        kill_tree(server)
+        self._server = None
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self._signals += 1
+
+
+def remove_shared_memory(prefix: str) -> None:
+    """Delete what killed stubs left in /dev/shm."""
+    for path in Path("/dev/shm").glob(f"{prefix}*"):  # noqa: S108
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def remove_stale_shared_memory() -> None:
+    """Delete regions of launchers that are gone."""
+    for path in Path("/dev/shm").glob(f"{SHM_PREFIX}_*"):  # noqa: S108
+        pid = path.name.removeprefix(f"{SHM_PREFIX}_").split("_")[0]
+        if pid.isdigit() and not process_state(int(pid)):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+__all__ = ["GATE_MODEL", "Launcher", "ServeOptions", "UsageError"]

@@ -1,0 +1,92 @@
+"""The one declaration of every metric this project publishes on Triton's /metrics.
+
+Python models of Triton cannot set histogram buckets in bulk, so a histogram is published as the three counter series
+Prometheus makes of one anyway (`_bucket` with label `le`, `_sum`, `_count`): `histogram_quantile` works as usual.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Kind(enum.Enum):
+    """How a family behaves."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric family.
+
+    Attributes:
+        name: its name on /metrics.
+        labels: label names besides `model` and `version`.
+        buckets: upper bounds of a histogram, without +Inf.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_TOKENS = (10.0, 50.0, 100.0, 500.0, 1000.0)
+_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+
+FAMILIES: tuple[Family, ...] = (
+    Family("dspark_engine_up", _G, "1 while the engine process answers"),
+    Family("dspark_engine_restarts", _C, "Times the engine process was seen to start again"),
+    Family("dspark_requests_waiting", _G, "Requests in the engine's queue"),
+    Family("dspark_requests_running", _G, "Requests that hold a slot"),
+    Family("dspark_requests_received", _C, "Requests read from clients"),
+    Family("dspark_requests_finished", _C, "Requests that ended normally", ("reason",)),
+    Family("dspark_requests_rejected", _C, "Requests refused before they ran", ("reason",)),
+    Family("dspark_requests_cancelled", _C, "Requests ended early", ("reason",)),
+    Family("dspark_requests_failed", _C, "Requests the engine failed", ("reason",)),
+    Family("dspark_slots", _G, "Slots by state", ("state",)),
+    Family("dspark_kv_tokens", _G, "Tokens of the KV cache by state", ("state",)),
+    Family("dspark_input_tokens", _C, "Prompt tokens of admitted requests"),
+    Family("dspark_output_tokens", _C, "Tokens generated"),
+    Family("dspark_rounds", _C, "Rounds of the engine"),
+    Family("dspark_round_seconds", _H, "Duration of a round", buckets=_SECONDS),
+    Family("dspark_time_to_first_token_seconds", _H, "From arrival to the first token", buckets=_SECONDS),
+    Family("dspark_inter_token_seconds", _H, "Between responses of a request, per token", buckets=_SECONDS),
+    Family("dspark_queue_seconds", _H, "From arrival to a slot", buckets=_SECONDS),
+    Family("dspark_request_seconds", _H, "From arrival to the last token", buckets=_SECONDS),
+    Family("dspark_drafted_tokens", _C, "Tokens drafted by finished requests"),
+    Family("dspark_verified_tokens", _C, "Draft tokens verified, of finished requests"),
+    Family("dspark_accepted_tokens", _C, "Draft tokens accepted, of finished requests"),
+    Family("dspark_verified_at_position", _C, "Draft tokens verified at a position of the block", ("position",)),
+    Family("dspark_accepted_at_position", _C, "Draft tokens accepted at a position of the block", ("position",)),
+    Family("dspark_verify_rounds", _C, "Verify rounds of finished requests"),
+    Family("dspark_verify_emitted_tokens", _C, "Tokens emitted by verify rounds of finished requests, bonus included"),
+    Family("dspark_accepted_len", _G, "Tokens per verify round over the last finished requests"),
+    # Names that dashboards of the removed inflight_batcher_llm repository read; all gauges there.
+    Family("nv_trt_llm_request_metrics", _G, "TRT LLM request metrics", ("request_type",)),
+    Family("nv_trt_llm_kv_cache_block_metrics", _G, "TRT LLM KV cache block metrics", ("kv_cache_block_type",)),
+    Family(
+        "nv_trt_llm_inflight_batcher_metrics",
+        _G,
+        "TRT LLM inflight_batcher-specific metrics",
+        ("inflight_batcher_specific_metric",),
+    ),
+    Family("nv_trt_llm_general_metrics", _G, "General TRT LLM metrics", ("general_type",)),
+    Family("nv_llm_input_token_len", _H, "Prompt length in tokens", buckets=_TOKENS),
+    Family("nv_llm_output_token_len", _H, "Output length in tokens", buckets=_TOKENS),
+)
+
+
+def series_key(**labels: str) -> str:
+    """Serialise labels to a stable string key; "" without labels."""
+    return "\x1f".join(f"{name}={labels[name]}" for name in sorted(labels))
+
+
+def parse_series_key(key: str) -> dict[str, str]:
+    """Invert `series_key`."""
+    return dict(part.split("=", 1) for part in key.split("\x1f")) if key else {}

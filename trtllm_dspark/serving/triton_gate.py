@@ -1,0 +1,42 @@
+"""The readiness gate: a model that only loads while the engine process answers.
+
+With strict readiness (Triton's default) a model that failed to load keeps /v2/health/ready red, so the launcher unloads
+and loads this one when the engine process ends and comes back. Its one output describes the engine.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from trtllm_dspark.engine_process.watchdog import exit_with_parent
+from trtllm_dspark.serving.client import EngineClient
+from trtllm_dspark.serving.triton_model import check_interpreter, parameter
+
+
+class TritonPythonModel:
+    """Model `dspark_engine`."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Fail unless the engine process answers."""
+        check_interpreter()
+        exit_with_parent()
+        self._client = EngineClient(
+            parameter(json.loads(args["model_config"]), "engine_socket", ""), name=args["model_name"]
+        )
+        self._client.start()
+        if not self._client.wait_connected(1.0):
+            raise pb_utils.TritonModelException("the engine process is not ready")
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer with a JSON description of the engine."""
+        text = json.dumps({**self._client.engine, "connected": self._client.connected})
+        tensor = pb_utils.Tensor("engine", np.array([text.encode()], dtype=object))
+        return [pb_utils.InferenceResponse([tensor]) for _ in requests]
+
+    def finalize(self) -> None:
+        """Disconnect."""
+        self._client.close()
