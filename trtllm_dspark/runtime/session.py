@@ -107,6 +107,16 @@ class Session:
             engine.close()
             raise
 
+    def sibling(self, *, speculation: SpeculationConfig | str) -> Session:
+        """Return another session over the same engine and tokenizer; only one of them may be busy at a time."""
+        return Session(
+            self._engine,
+            self._tokenizer,
+            speculation=speculation,
+            acceptance=self.acceptance,
+            eos_token_ids=self._eos_token_ids,
+        )
+
     def close(self) -> None:
         """Release the engine; unfinished requests are lost."""
         self._engine.close()
