@@ -99,7 +99,9 @@ def _read_header(path: Path, buffer: mmap.mmap) -> GgufFile:
         # ggml lists the fastest dimension first.
         shape = tuple(cursor.scalar("Q") for _ in range(cursor.scalar("I")))[::-1]
         directory.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
-    alignment = int(metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise CheckpointError(f"{path}: general.alignment is {alignment!r}, expected a positive integer")
     data_start = -(-cursor.offset // alignment) * alignment
     tensors: dict[str, LazyArray] = {}
     for name, shape, kind, offset in directory:

@@ -50,19 +50,19 @@ def read_tokenizer(path: Path, metadata: dict[str, Any]) -> TokenizerAssets | No
     if kind is None:
         return None
     pre = metadata.get("tokenizer.ggml.pre", "default")
-    if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
+    if kind != "gpt2" or not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
         raise CheckpointError(
             f"{path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported, expected 'gpt2' with one of "
             f"{', '.join(_PRE_TOKENIZERS)}; use the model's Hugging Face directory instead"
         )
-    tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
-    types: list[int] = metadata.get("tokenizer.ggml.token_type", [])
-    merges: list[str] = metadata.get("tokenizer.ggml.merges", [])
+    tokens: list[str] = _list(path, metadata, "tokens", str)
+    types: list[int] = _list(path, metadata, "token_type", int)
+    merges: list[str] = _list(path, metadata, "merges", str)
     if len(types) != len(tokens) or len(set(tokens)) != len(tokens):
         raise CheckpointError(
             f"{path}: {len(tokens)} tokens ({len(set(tokens))} distinct) with {len(types)} types; the file is damaged"
         )
-    bos = _special_id(path, metadata, "bos", len(tokens))
+    bos = special_id(path, metadata, "bos")
     document = {
         "version": "1.0",
         "truncation": None,
@@ -90,27 +90,37 @@ def read_tokenizer(path: Path, metadata: dict[str, Any]) -> TokenizerAssets | No
     generation = {
         "bos_token_id": bos,
         "eos_token_id": list(end_ids(path, metadata)),
-        "pad_token_id": _special_id(path, metadata, "padding", len(tokens)),
+        "pad_token_id": special_id(path, metadata, "padding"),
     }
     known = {name: value for name, value in generation.items() if value is not None}
     template = metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(f"{path}: tokenizer.chat_template is no text; the file is damaged")
     return TokenizerAssets(json.dumps(document, ensure_ascii=False), template, known)
 
 
 def end_ids(path: Path, metadata: dict[str, Any]) -> tuple[int, ...]:
     """Return the ids that end a generation: end of sequence, of turn and of message, in that order."""
-    count = len(metadata.get("tokenizer.ggml.tokens", []))
-    found = [_special_id(path, metadata, name, count) for name in ("eos", "eot", "eom")]
+    found = [special_id(path, metadata, name) for name in ("eos", "eot", "eom")]
     return tuple(dict.fromkeys(index for index in found if index is not None))
 
 
-def _special_id(path: Path, metadata: dict[str, Any], name: str, count: int) -> int | None:
+def special_id(path: Path, metadata: dict[str, Any], name: str) -> int | None:
+    """Return `{name}_token_id`, or None where the file has none."""
     value = metadata.get(f"tokenizer.ggml.{name}_token_id")
     if value is None:
         return None
-    if not 0 <= value < count:
-        raise CheckpointError(f"{path}: {name}_token_id is {value}, outside the vocabulary of {count} tokens")
-    return int(value)
+    count = len(metadata.get("tokenizer.ggml.tokens", ()))
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+        raise CheckpointError(f"{path}: {name}_token_id is {value!r}, outside the vocabulary of {count} tokens")
+    return value
+
+
+def _list(path: Path, metadata: dict[str, Any], name: str, kind: type) -> list[Any]:
+    values = metadata.get(f"tokenizer.ggml.{name}", [])
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise CheckpointError(f"{path}: tokenizer.ggml.{name} is no list of {kind.__name__}; the file is damaged")
+    return values
 
 
 def _added_tokens(tokens: list[str], types: list[int]) -> list[dict[str, Any]]:

@@ -62,6 +62,13 @@ class Fields:
             raise CheckpointError(f"{self.path}: {name} is {value!r}, expected a list of layer numbers")
         return tuple(value)
 
+    def names(self, name: str) -> tuple[str, ...]:
+        """Return a list of texts; empty where the field is absent or null."""
+        value = self.values.get(name)
+        if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+            raise CheckpointError(f"{self.path}: {name} is {value!r}, expected a list of names")
+        return tuple(value or ())
+
     def refuse_unless(self, name: str, allowed: tuple[Any, ...], what: str) -> None:
         """Refuse the checkpoint when a field that changes the maths is set to something other than `allowed`."""
         value = self.values.get(name)
@@ -134,8 +141,7 @@ def _refuse_unsupported(fields: Fields) -> None:
     fields.refuse_unless("mlp_bias", (False,), "biases in the MLP are")
     fields.refuse_unless("partial_rotary_factor", (1, 1.0), "partial rotary embedding is")
     fields.refuse_unless("use_sliding_window", (False,), "sliding-window attention is")
-    layer_types = fields.values.get("layer_types") or []
-    for layer_type in layer_types:
+    for layer_type in fields.names("layer_types"):
         if layer_type != "full_attention":
             raise CheckpointError(f"{fields.path}: layer_types names {layer_type!r}; only full_attention is supported")
 

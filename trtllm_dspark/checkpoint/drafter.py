@@ -36,10 +36,11 @@ def load_drafter(path: str | Path, target: ModelConfig) -> DrafterCheckpoint:
         return load_speculators(directory, values, target)
     if is_specforge(values):
         return load_specforge(directory, values, target)
-    names = values.get("architectures") or ["none"]
-    if names == ["Qwen3DSparkModel"]:
-        return build_drafter(directory, Fields(config_path, values), target, "deepspec")
+    fields = Fields(config_path, values)
+    names = fields.names("architectures")
+    if names == ("Qwen3DSparkModel",):
+        return build_drafter(directory, fields, target, "deepspec")
     raise CheckpointError(
-        f"{config_path}: drafter architecture {', '.join(map(str, names))} is not supported, expected Qwen3DSparkModel "
+        f"{config_path}: drafter architecture {', '.join(names) or 'none'} is not supported, expected Qwen3DSparkModel "
         "(DeepSpec), a speculators or a SpecForge DSpark drafter"
     )

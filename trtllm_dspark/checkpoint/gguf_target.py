@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trtllm_dspark.checkpoint._gguf import GgufFile, read_gguf
-from trtllm_dspark.checkpoint._gguf_tokenizer import end_ids, read_tokenizer
+from trtllm_dspark.checkpoint._gguf_tokenizer import end_ids, read_tokenizer, special_id
 from trtllm_dspark.checkpoint._mapping import TensorMapper, layer_shapes
 from trtllm_dspark.checkpoint.arrays import Array
 from trtllm_dspark.checkpoint.config import Architecture, ModelConfig
@@ -126,9 +126,9 @@ def _config(file: GgufFile) -> ModelConfig:
         tie_word_embeddings="output.weight" not in file.tensors,
         qk_norm=architecture == "qwen3",
         attention_bias="blk.0.attn_q.bias" in file.tensors,
-        bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
+        bos_token_id=special_id(file.path, file.metadata, "bos"),
         eos_token_ids=end_ids(file.path, file.metadata),
-        pad_token_id=file.metadata.get("tokenizer.ggml.padding_token_id"),
+        pad_token_id=special_id(file.path, file.metadata, "padding"),
     )
 
 
@@ -150,5 +150,5 @@ def _refuse_unsupported(file: GgufFile, values: _Metadata, head_dim: int) -> Non
         refuse("mixture-of-experts models are not supported")
     if file.metadata.get("general.type", "model") != "model":
         refuse(f"the file is of type {file.metadata['general.type']!r}, not a model (merge an adapter into its base)")
-    if file.metadata.get("split.count", 1) > 1:
+    if file.metadata.get("split.count", 1) not in (0, 1):
         refuse("the model is split over several GGUF files, which is not supported (merge them with gguf-split)")

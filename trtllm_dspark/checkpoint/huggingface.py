@@ -30,11 +30,11 @@ def load_huggingface(directory: Path) -> Checkpoint:
         raise CheckpointError(f"{directory} is a LoRA adapter; merge it into its base model and pass the merged one")
     config_path = directory / "config.json"
     fields = Fields(config_path, read_json(config_path))
-    names = fields.values.get("architectures") or ["none"]
-    architecture = ARCHITECTURES.get(names[0])
-    if architecture is None or len(names) != 1:
+    names = fields.names("architectures")
+    architecture = ARCHITECTURES.get(names[0]) if len(names) == 1 else None
+    if architecture is None:
         raise CheckpointError(
-            f"{config_path}: architecture {', '.join(map(str, names))} is not supported as a target, "
+            f"{config_path}: architecture {', '.join(names) or 'none'} is not supported as a target, "
             f"expected {' or '.join(ARCHITECTURES)}"
         )
     stored, paths = read_directory(directory)

@@ -80,8 +80,8 @@ def read_directory(directory: Path) -> tuple[dict[str, StoredTensor], tuple[Path
         found = f"found {', '.join(sorted(others))}, which is not read" if others else "found no weights"
         raise CheckpointError(f"{directory} has no model.safetensors and no model.safetensors.index.json; {found}")
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index} has no weight_map; the checkpoint is incomplete")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensors to files; the checkpoint is incomplete")
     shards: dict[str, dict[str, StoredTensor]] = {}
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard or not (directory / shard).is_file():

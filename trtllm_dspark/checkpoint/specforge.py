@@ -56,10 +56,10 @@ def load_specforge(directory: Path, values: Mapping[str, Any], target: ModelConf
         CheckpointError: the drafter is not DSpark, is not supported, or does not fit the target.
     """
     path = directory / "config.json"
-    names = values.get("architectures") or ["none"]
+    names = Fields(path, values).names("architectures")
     if len(names) != 1 or names[0] not in ARCHITECTURES:
         raise CheckpointError(
-            f"{path}: SpecForge drafter architecture {', '.join(map(str, names))} is not supported, "
+            f"{path}: SpecForge drafter architecture {', '.join(names) or 'none'} is not supported, "
             f"expected {ARCHITECTURES[0]}"
         )
     Fields(path, values).refuse_unless("model_type", ("qwen3",), "this backbone is")
@@ -69,10 +69,10 @@ def load_specforge(directory: Path, values: Mapping[str, Any], target: ModelConf
         if not isinstance(nested, dict):
             raise CheckpointError(f"{path}: {nested_name} is {nested!r}, expected an object")
         _merge(path, flat, nested_name, nested)
-    alpha = flat.get("confidence_head_alpha") or 0.0
+    alpha = flat.get("confidence_head_alpha")
     flat.setdefault("markov_rank", 0)
     flat.setdefault("markov_head_type", "vanilla")
-    flat.setdefault("enable_confidence_head", alpha > 0)
+    flat.setdefault("enable_confidence_head", isinstance(alpha, (int, float)) and alpha > 0)
     for name in (*_FIXED, *_NEUTRAL):
         flat.pop(name, None)
     return build_drafter(directory, Fields(path, flat), target, "specforge", _rename)
