@@ -1,8 +1,8 @@
 """An engine in NumPy whose every answer depends on everything the runtime must get right.
 
-The target's next token is a hash of the whole cached prefix, so a token in a wrong slot, position or order changes the
-output. The drafter knows the target's rule and is wrong on every `mistake_every`-th position; it checks that its context
-is exactly the target's cache, token by token, and raises otherwise.
+The target's next token is a hash of the whole cached prefix, so a token in a wrong slot, position or order changes
+the output. The drafter knows the target's rule and is wrong on every `mistake_every`-th position; it checks that its
+context is exactly the target's cache, token by token, and raises otherwise.
 """
 
 from __future__ import annotations

@@ -1,0 +1,31 @@
+"""What the given drafter is worth on prompts nothing was trained on."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.fake_engine import collect_outputs
+
+from trtllm_dspark.engine.base import Engine
+from trtllm_dspark.runtime import Request, SamplingParams, Session
+
+FLOORS = {"math": 2.0, "code": 2.0, "chat": 1.4}
+
+
+@pytest.fixture(scope="module")
+def accepted_lens(engine: Engine, eval_ids: list[tuple[str, list[int]]]) -> dict[str, float]:
+    """Return tokens emitted a verify round by domain, greedy, whole blocks verified."""
+    session = Session(engine, None, speculation="fixed:7", eos_token_ids=[2])
+    for index, (_, ids) in enumerate(eval_ids):
+        session.add(Request(str(index), ids, SamplingParams(max_tokens=128)))
+    totals = {domain: [0, 0] for domain in FLOORS}
+    for name, outputs in collect_outputs(session).items():
+        acceptance = outputs[-1].stats.acceptance
+        total = totals[eval_ids[int(name)][0]]
+        total[0] += acceptance.emitted
+        total[1] += acceptance.rounds
+    return {domain: emitted / rounds for domain, (emitted, rounds) in totals.items()}
+
+
+@pytest.mark.parametrize("domain", FLOORS)
+def test_accepted_len_reaches_the_drafter_worth(accepted_lens: dict[str, float], domain: str) -> None:
+    assert accepted_lens[domain] >= FLOORS[domain], accepted_lens

@@ -1,0 +1,33 @@
+"""Fixtures that several unit tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.toy_pair import ToyPair, write_toy_pair
+
+from trtllm_dspark.build import BuildConfig, build_engine
+
+
+@pytest.fixture(scope="session")
+def toy_pair(tmp_path_factory: pytest.TempPathFactory) -> ToyPair:
+    """Return the closed-form pair: the drafter is wrong after every fifth token of the loop."""
+    return write_toy_pair(tmp_path_factory.mktemp("toy_pair"))
+
+
+@pytest.fixture(scope="session")
+def toy_engine_dir(toy_pair: ToyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an engine of the toy pair: 4 requests of 512 tokens, 64 tokens a pass."""
+    path = tmp_path_factory.mktemp("toy_engine") / "engine"
+    build_engine(
+        BuildConfig(
+            target_checkpoint=str(toy_pair.target_dir),
+            draft_checkpoint=str(toy_pair.drafter_dir),
+            output_dir=path,
+            max_batch_size=4,
+            max_seq_len=512,
+            max_num_tokens=64,
+        )
+    )
+    return path
