@@ -4,7 +4,7 @@ from trtllm_dspark.checkpoint.arrays import LazyArrays
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig, RopeScaling
 from trtllm_dspark.checkpoint.drafter import load_drafter
 from trtllm_dspark.checkpoint.paths import resolve_path
-from trtllm_dspark.checkpoint.sharing import share_equal_tensors
+from trtllm_dspark.checkpoint.sharing import share_equal_tensors, spread_draft_vocab
 from trtllm_dspark.checkpoint.target import load_target
 from trtllm_dspark.checkpoint.types import Checkpoint, CheckpointFile, DrafterCheckpoint, TokenizerAssets
 
@@ -21,4 +21,5 @@ __all__ = [
     "load_target",
     "resolve_path",
     "share_equal_tensors",
+    "spread_draft_vocab",
 ]

@@ -68,6 +68,10 @@ class LazyArrays(Mapping[str, Array]):
         # Mapping's own test would read the tensor.
         return name in self._entries
 
+    def entry(self, name: str) -> LazyArray:
+        """Return one tensor unread."""
+        return self._entries[name]
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of one tensor without reading its values."""
         return self._entries[name].shape

@@ -1,11 +1,13 @@
-"""Leave out the drafter's copies of target tensors."""
+"""Fit a drafter's vocabulary-sized tensors to its target: leave out copies, spread a reduced vocabulary."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
+from trtllm_dspark.checkpoint.arrays import Array, LazyArray, LazyArrays
 from trtllm_dspark.checkpoint.types import Checkpoint, DrafterCheckpoint
 
 
@@ -22,3 +24,31 @@ def share_equal_tensors(drafter: DrafterCheckpoint, target: Checkpoint) -> Draft
         if np.array_equal(drafter.arrays[name], target.arrays[original]):
             copies.append(name)
     return replace(drafter, arrays=drafter.arrays.without(*copies))
+
+
+def spread_draft_vocab(drafter: DrafterCheckpoint) -> tuple[DrafterCheckpoint, npt.NDArray[np.int64] | None]:
+    """Return the drafter with rows for the whole target vocabulary, and the target ids it was trained to propose.
+
+    For a drafter that came with a reduced vocabulary the output head and W2 get a row for every target id, zeros where
+    the drafter has none, and `d2t` is returned apart ([Vd] int64, the only rows an engine may use). Any other drafter
+    is returned as it is, with None.
+    """
+    if "d2t" not in drafter.arrays:
+        return drafter, None
+    ids = drafter.arrays["d2t"]
+    vocab = drafter.config.backbone.vocab_size
+
+    def spread(rows: Array) -> Array:
+        full = np.zeros((vocab, rows.shape[1]), rows.dtype)
+        full[ids] = rows
+        return full
+
+    entries: dict[str, LazyArray] = {}
+    for name in drafter.arrays:
+        entry = drafter.arrays.entry(name)
+        if name in ("lm_head.weight", "markov.w2.weight"):
+            entry = entry.map(spread, (vocab, entry.shape[1]))
+        if name != "d2t":
+            entries[name] = entry
+    config = replace(drafter.config, draft_vocab_size=vocab)
+    return replace(drafter, config=config, arrays=LazyArrays(entries)), ids

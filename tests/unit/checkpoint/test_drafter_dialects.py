@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.tiny_models import drafter_config, drafter_tensors, write_directory, write_target
 
-from trtllm_dspark.checkpoint import ModelConfig, load_drafter, load_target
+from trtllm_dspark.checkpoint import ModelConfig, load_drafter, load_target, spread_draft_vocab
 from trtllm_dspark.errors import CheckpointError
 
 HEAD_FIELDS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
@@ -175,6 +175,27 @@ def test_speculators_reduced_vocabulary_offsets_become_target_ids(tmp_path: Path
     assert drafter.arrays.shape("markov.w1.weight") == (192, 32)
     assert drafter.arrays.shape("markov.w2.weight") == (len(DRAFT_IDS), 32)
     assert drafter.arrays.shape("lm_head.weight") == (len(DRAFT_IDS), 64)
+
+
+def test_spread_draft_vocab_puts_rows_at_their_target_ids(tmp_path: Path, target_config: ModelConfig) -> None:
+    write_directory(tmp_path / "reduced", _speculators_config(draft_vocab_size=len(DRAFT_IDS)), _reduced_tensors())
+    reduced = load_drafter(tmp_path / "reduced", target_config)
+
+    full, ids = spread_draft_vocab(reduced)
+
+    assert ids is not None
+    np.testing.assert_array_equal(ids, DRAFT_IDS)
+    assert full.config.draft_vocab_size == 192
+    assert full.arrays.keys() == reduced.arrays.keys() - {"d2t"}
+    for name in ("markov.w2.weight", "lm_head.weight"):
+        rows = full.arrays[name]
+        np.testing.assert_array_equal(rows[ids], reduced.arrays[name])
+        assert not np.delete(rows, ids, axis=0).any()
+    np.testing.assert_array_equal(full.arrays["markov.w1.weight"], reduced.arrays["markov.w1.weight"])
+    whole = load_drafter(
+        write_directory(tmp_path / "whole", drafter_config(), drafter_tensors(drafter_config(), seed=4)), target_config
+    )
+    assert spread_draft_vocab(whole) == (whole, None)
 
 
 @pytest.mark.parametrize(
