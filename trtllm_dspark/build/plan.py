@@ -13,9 +13,10 @@ from trtllm_dspark.build._choices import WeightDtype
 from trtllm_dspark.build.config import BuildConfig, resolve_limits
 from trtllm_dspark.build.draft_vocab import choose_draft_vocab, read_token_counts
 from trtllm_dspark.build.estimate import DrafterParts, SizeEstimate, estimate_sizes
-from trtllm_dspark.checkpoint import Checkpoint, DrafterCheckpoint, load_drafter, load_target
+from trtllm_dspark.checkpoint import Checkpoint, DrafterCheckpoint, load_drafter, load_target, spread_draft_vocab
 from trtllm_dspark.checkpoint.config import DrafterConfig
 from trtllm_dspark.engine_dir import BuildLimits
+from trtllm_dspark.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,17 @@ def plan_build(config: BuildConfig) -> BuildPlan:
         CheckpointError: a checkpoint cannot be read, or target and drafter do not fit each other.
     """
     target = load_target(config.target_checkpoint)
-    drafter = None if config.draft_checkpoint is None else load_drafter(config.draft_checkpoint, target.config)
+    drafter, own_vocab = None, None
+    if config.draft_checkpoint is not None:
+        drafter, own_vocab = spread_draft_vocab(load_drafter(config.draft_checkpoint, target.config))
     drafter_config = None if drafter is None else drafter.config
     limits = resolve_limits(config, target.config, drafter_config)
     vocab = _draft_vocab(config, target)
+    if own_vocab is not None and vocab is not None:
+        raise ConfigError(
+            f"the drafter has a draft vocabulary of {own_vocab.size} tokens of its own; leave out --draft_vocab_size"
+        )
+    vocab = own_vocab if vocab is None else vocab
     if drafter_config is not None and vocab is not None:
         drafter_config = replace(drafter_config, draft_vocab_size=int(vocab.size))
     draft_dtype = config.draft_weight_dtype or config.weight_dtype

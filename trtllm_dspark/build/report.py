@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,15 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
+class VerifyErrors:
+    """Relative root-mean-square error of an engine's outputs against the reference; None without a drafter."""
+
+    logits: float
+    features: float | None = None
+    draft_logits: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BuildReport:
     """Outcome of a finished build.
 
@@ -23,6 +32,7 @@ class BuildReport:
         output_dir: the engine directory.
         manifest: what was written.
         seconds: wall time of every step, in order.
+        errors: the finished engine against the reference.
         peak_memory_bytes: largest resident size of the process so far.
         kv_cache_bytes: memory that the engine's caches take at run time, target and drafter together.
     """
@@ -30,6 +40,7 @@ class BuildReport:
     output_dir: Path
     manifest: Manifest
     seconds: dict[str, float]
+    errors: VerifyErrors
     peak_memory_bytes: int
     kv_cache_bytes: int
 
@@ -39,6 +50,7 @@ class BuildReport:
             "output_dir": str(self.output_dir),
             "engine_hash": self.manifest.engine_hash,
             "files": {entry.name: entry.size for entry in self.manifest.files},
+            "errors": asdict(self.errors),
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
             "peak_memory_bytes": self.peak_memory_bytes,
             "kv_cache_bytes": self.kv_cache_bytes,

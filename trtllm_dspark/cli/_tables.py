@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trtllm_dspark.engine_dir import EngineDirectory, Manifest
 
 if TYPE_CHECKING:
-    from trtllm_dspark.build.report import BuildReport
+    from trtllm_dspark.build.report import BuildReport, VerifyErrors
 
 Row = tuple[str, str]
 
@@ -39,10 +39,18 @@ def build_table(report: BuildReport) -> list[Row]:
     rows = [("engine", str(report.output_dir)), *_model_rows(report.manifest), *_file_rows(report.manifest)]
     rows += _limit_rows(report.manifest)
     rows.append(("caches, full", format_size(report.kv_cache_bytes)))
+    rows.append(("verified", _errors(report.errors)))
     rows.append(("peak memory", format_size(report.peak_memory_bytes)))
     steps = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())
     rows.append(("time", f"{sum(report.seconds.values()):.1f} s ({steps})"))
     return rows
+
+
+def _errors(errors: VerifyErrors) -> str:
+    parts = [f"logits {errors.logits:.1e}"]
+    if errors.features is not None and errors.draft_logits is not None:
+        parts += [f"features {errors.features:.1e}", f"draft logits {errors.draft_logits:.1e}"]
+    return ", ".join(parts) + " from the reference (relative)"
 
 
 def inspect_table(engine: EngineDirectory) -> list[Row]:

@@ -60,7 +60,7 @@ def command(config: BuildConfig, *flags: str, file_limit: int | None = None) -> 
     )
 
 
-@pytest.mark.parametrize("step", ["target", "drafter", "finish"])
+@pytest.mark.parametrize("step", ["target", "drafter", "verify", "publish"])
 def test_build_killed_leaves_no_engine_and_the_next_one_succeeds(tiny_config: BuildConfig, step: str) -> None:
     with paused_build(tiny_config, step) as child:
         child.send_signal(signal.SIGKILL)
