@@ -3,12 +3,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-// GCC 12 calls the undefined pass-through operand of its own intrinsics uninitialised (GCC bug 105593).
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
-#pragma GCC diagnostic pop
 
 #include "dspark/host/portable.h"
 

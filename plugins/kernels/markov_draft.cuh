@@ -1,0 +1,379 @@
+#pragma once
+
+#include "markov_draft.h"
+
+#include "proposals.cuh"
+
+#include "dspark/heads.h"
+
+namespace dspark {
+
+constexpr int kDraftThreads = 256;
+constexpr int kPickThreads = 256;
+constexpr int kRowsPerBlock = 128;   // vocabulary rows of W2 a block holds in shared memory
+constexpr int kRequestChunk = 8;     // requests that share one read of them
+
+//! The scratch arrays of one launch.
+struct MarkovScratch {
+    uint64_t* top_key;    // [R] argmax key of the current step, 0 between steps
+    uint64_t* tile_mass;  // [R, tiles]
+    unsigned char* latent;  // [R, roundUp16(4 r)]: float, or int8 at the front
+    float* latent_scale;  // [R]
+    float* state;         // [R, r] rnn state
+    int32_t* counter;     // [R] blocks that have finished a request's masses, 0 between steps
+    int64_t tiles;
+    int64_t latent_bytes;
+};
+
+DSPARK_HD inline MarkovScratch markovScratch(MarkovDraftParams const& p) {
+    int64_t const widest = p.vocab > p.draft_vocab ? p.vocab : p.draft_vocab;
+    int64_t const tiles = (widest + kTile - 1) / kTile;
+    int64_t const latent_bytes = (static_cast<int64_t>(p.rank) * 4 + 15) / 16 * 16;
+    auto const up = [](int64_t bytes) { return (bytes + 15) / 16 * 16; };
+    unsigned char* at = static_cast<unsigned char*>(p.workspace);
+    MarkovScratch s;
+    s.tiles = tiles;
+    s.latent_bytes = latent_bytes;
+    s.top_key = reinterpret_cast<uint64_t*>(at);
+    at += up(p.num_requests * int64_t{8});
+    s.tile_mass = reinterpret_cast<uint64_t*>(at);
+    at += up(p.num_requests * tiles * 8);
+    s.latent = at;
+    at += up(p.num_requests * latent_bytes);
+    s.latent_scale = reinterpret_cast<float*>(at);
+    at += up(p.num_requests * int64_t{4});
+    s.state = reinterpret_cast<float*>(at);
+    at += up(static_cast<int64_t>(p.num_requests) * p.rank * 4);
+    s.counter = reinterpret_cast<int32_t*>(at);
+    return s;
+}
+
+//! One element of W1 in binary32, as embeddingElement of the core.
+template <class T>
+__device__ inline float embeddingOf(MarkovDraftParams const& p, int64_t at, int) {
+    return toFloat(static_cast<T const*>(p.w1)[at]);
+}
+template <>
+__device__ inline float embeddingOf<int8_t>(MarkovDraftParams const& p, int64_t at, int token) {
+    return mulRn(static_cast<float>(static_cast<int8_t const*>(p.w1)[at]), p.w1_scale[token]);
+}
+
+//! Shared memory of headLatent: five float arrays of r, the hidden row, int8 latent.
+inline size_t latentSharedBytes(MarkovDraftParams const& p) {
+    bool const needs_rows = p.head_kind == 2 || p.head_kind == 3;
+    size_t const r4 = (static_cast<size_t>(p.rank) + 3) & ~size_t{3};
+    return kBlockTeamBytes + (needs_rows ? (5 * r4 + static_cast<size_t>((p.hidden_size + 3) & ~3)) * 4 : 0);
+}
+
+//! Computes the latent that follows `token` into scratch (what W2 multiplies at `step`).
+template <class T>
+__device__ void nextLatent(BlockTeam const& team, MarkovDraftParams const& p, MarkovScratch const& s, int request,
+                           int step, int token) {
+    constexpr bool kInt8 = sizeof(T) == 1;
+    HeadKind const kind = static_cast<HeadKind>(p.head_kind);
+    if (kind == HeadKind::kNone) return;
+    int const r = p.rank;
+    float* const latent = reinterpret_cast<float*>(s.latent + request * s.latent_bytes);
+    int8_t* const latent_int8 = reinterpret_cast<int8_t*>(s.latent + request * s.latent_bytes);
+    int64_t const row = static_cast<int64_t>(token) * r;
+    if (kind == HeadKind::kVanilla) {
+        for (int i = team.rank(); i < r; i += team.size()) {
+            if (kInt8) {
+                latent_int8[i] = static_cast<int8_t const*>(p.w1)[row + i];
+            } else {
+                latent[i] = embeddingOf<T>(p, row + i, token);
+            }
+        }
+        if (kInt8 && team.rank() == 0) s.latent_scale[request] = p.w1_scale[token];
+        return;
+    }
+    int const r4 = (r + 3) & ~3;
+    float* const shared = reinterpret_cast<float*>(sharedMemory() + kBlockTeamBytes);
+    float* const hidden = shared + 5 * r4;
+    HeadState const state = {shared, kInt8 ? shared + r4 : latent, s.state + static_cast<int64_t>(request) * r,
+                             shared + 2 * r4, latent_int8, s.latent_scale + request};
+    HeadWeights heads = {};
+    heads.kind = kind;
+    heads.rank = r;
+    heads.hidden = p.hidden_size;
+    heads.gate_weight = p.gate_weight;
+    heads.gate_bias = p.gate_bias;
+    heads.rnn_weight = p.rnn_weight;
+    heads.rnn_bias = p.rnn_bias;
+    LogitRow const hidden_row =
+        logitRow(p.hidden, p.hidden_type, static_cast<int64_t>(request) * p.draft_len + step, p.hidden_size);
+    for (int i = team.rank(); i < p.hidden_size; i += team.size()) hidden[i] = hidden_row[i];
+    for (int i = team.rank(); i < r; i += team.size()) state.embedding[i] = embeddingOf<T>(p, row + i, token);
+    team.sync();  // hidden and embedding visible to all ranks
+    if (kind == HeadKind::kGated) {
+        gatedLatent(team, heads, hidden, state);
+    } else {
+        rnnLatent(team, heads, hidden, state);
+    }
+    team.sync();  // latent visible to all ranks
+    if (kInt8) quantiseLatent(team, r, state);
+}
+
+//! First launch of a draft: empties the scratch and computes the latents that follow the anchors. One block a request.
+template <class T>
+__global__ void __launch_bounds__(kDraftThreads) markovBeginKernel(MarkovDraftParams const p) {
+    BlockTeam const team = {reinterpret_cast<uint64_t*>(sharedMemory())};
+    MarkovScratch const s = markovScratch(p);
+    int const request = static_cast<int>(blockIdx.x);
+    for (int i = team.rank(); i < p.rank; i += team.size()) {
+        s.state[static_cast<int64_t>(request) * p.rank + i] = 0.0f;
+    }
+    if (team.rank() == 0) {
+        s.top_key[request] = 0;
+        s.counter[request] = 0;
+        p.status[request] = kRowOk;
+    }
+    team.sync();  // state is zero before it is read
+    nextLatent<T>(team, p, s, request, 0, p.anchors[request]);
+}
+
+//! A launch parameter and the step it is for.
+struct MarkovStep {
+    MarkovDraftParams params;
+    int32_t step;
+};
+
+template <class T>
+DSPARK_HD constexpr int weightStride(int rank) {
+    // One extra word a row: the lanes of a warp read the same column of 32 rows without bank conflicts.
+    return (rank + (sizeof(T) == 4 ? 0 : sizeof(T) == 2 ? 1 : 3)) / (4 / static_cast<int>(sizeof(T))) *
+               (4 / static_cast<int>(sizeof(T))) +
+           4 / static_cast<int>(sizeof(T)) * ((((rank * static_cast<int>(sizeof(T)) + 3) / 4) & 1) ? 2 : 1);
+}
+
+//! Vocabulary rows a block takes, so that they fit into 64 KiB of shared memory.
+template <class T>
+DSPARK_HD constexpr int weightRows(int rank) {
+    int rows = kRowsPerBlock;
+    while (rows > 1 && static_cast<int64_t>(rows) * weightStride<T>(rank) * static_cast<int>(sizeof(T)) > 96 * 1024) {
+        rows >>= 1;
+    }
+    return rows;
+}
+
+//! Accumulator of one (row, request): the sequential fma chain, or the exact int32 dot product.
+template <class T>
+struct HeadDot {
+    float acc = 0.0f;
+    __device__ void addFloat(float latent, float weight) { acc = fmaRn(latent, weight, acc); }
+};
+
+//! Bias of kChunk requests for the vocabulary row whose weights start at `weight` (shared), latents at `latent` (shared).
+template <class T, int kChunk>
+__device__ inline void floatDots(T const* weight, float const* latent, int rank, int latent_stride,
+                                 float (&acc)[kChunk]) {
+    for (int i = 0; i < rank; ++i) {
+        float const w = toFloat(weight[i]);
+#pragma unroll
+        for (int q = 0; q < kChunk; ++q) acc[q] = fmaRn(latent[q * latent_stride + i], w, acc[q]);
+    }
+}
+
+template <int kChunk>
+__device__ inline void int8Dots(int8_t const* weight, int const* latent, int words, int latent_stride,
+                                int (&acc)[kChunk]) {
+    int const* const packed = reinterpret_cast<int const*>(weight);
+    for (int word = 0; word < words; ++word) {
+        int const w = packed[word];
+#pragma unroll
+        for (int q = 0; q < kChunk; ++q) acc[q] = __dp4a(latent[q * latent_stride + word], w, acc[q]);
+    }
+}
+
+//! Corrected logits of one step: a block owns weightRows() rows of W2 in shared memory and serves every request with them.
+template <class T, int kChunk>
+__global__ void __launch_bounds__(kRowsPerBlock) markovLogitsKernel(MarkovStep const launch) {
+    MarkovDraftParams const& p = launch.params;
+    constexpr bool kInt8 = sizeof(T) == 1;
+    MarkovScratch const s = markovScratch(p);
+    int const r = p.rank, stride = weightStride<T>(r), rows = weightRows<T>(r);
+    int const first = static_cast<int>(blockIdx.x) * rows;
+    int const count = minOf(rows, p.draft_vocab - first);
+    bool const has_head = p.head_kind != 0;
+    T* const weight = reinterpret_cast<T*>(sharedMemory());
+    int const latent_words = static_cast<int>(kInt8 ? (r + 3) / 4 : r);
+    int* const latent = reinterpret_cast<int*>(weight + ((static_cast<int64_t>(rows) * stride + 15) & ~int64_t{15}));
+
+    if (has_head) {
+        T const* const from = static_cast<T const*>(p.w2) + static_cast<int64_t>(first) * r;
+        int const per_load = 16 / static_cast<int>(sizeof(T));
+        bool const vector = r % per_load == 0 && reinterpret_cast<uintptr_t>(p.w2) % 16 == 0;
+        if (vector) {
+            int const loads = count * (r / per_load);
+#pragma unroll 4
+            for (int index = static_cast<int>(threadIdx.x); index < loads; index += kRowsPerBlock) {
+                uint4 const word = reinterpret_cast<uint4 const*>(from)[index];
+                int const row = index / (r / per_load), column = index % (r / per_load) * per_load;
+                uint32_t* const to = reinterpret_cast<uint32_t*>(weight + row * stride + column);
+                to[0] = word.x;
+                to[1] = word.y;
+                to[2] = word.z;
+                to[3] = word.w;
+            }
+        } else {
+            for (int index = static_cast<int>(threadIdx.x); index < count * r; index += kRowsPerBlock) {
+                weight[index / r * stride + index % r] = from[index];
+            }
+        }
+        if (kInt8 && r % 4 != 0) {  // the last word of a row is padded with zeros
+            for (int row = static_cast<int>(threadIdx.x); row < count; row += kRowsPerBlock) {
+                for (int i = r; i < (r + 3) / 4 * 4; ++i) weight[row * stride + i] = T(0);
+            }
+        }
+    }
+    int const row = static_cast<int>(threadIdx.x);
+    int const id = first + row;
+    bool const live = row < count;
+    float const row_scale = kInt8 && live && has_head ? p.w2_scale[id] : 0.0f;
+    Acceptance const mode = static_cast<Acceptance>(p.acceptance);
+
+    for (int chunk = 0; chunk < p.num_requests; chunk += kChunk) {
+        int const chunk_size = minOf(kChunk, p.num_requests - chunk);
+        __syncthreads();  // weights visible; the previous chunk's latents are read
+        for (int index = static_cast<int>(threadIdx.x); has_head && index < kChunk * latent_words;
+             index += kRowsPerBlock) {
+            int const q = index / latent_words, word = index % latent_words;
+            int value = 0;
+            if (q < chunk_size) {
+                unsigned char const* const source = s.latent + (chunk + q) * s.latent_bytes;
+                value = reinterpret_cast<int const*>(source)[word];
+                if (kInt8 && word == r / 4) value &= (1 << (8 * (r % 4))) - 1;  // bytes behind r are not the latent's
+            }
+            latent[q * latent_words + word] = value;
+        }
+        __syncthreads();  // latents visible
+        float bias[kChunk];
+        if constexpr (kInt8) {
+            int dots[kChunk] = {};
+            if (has_head && live) int8Dots<kChunk>(weight + row * stride, latent, latent_words, latent_words, dots);
+#pragma unroll
+            for (int q = 0; q < kChunk; ++q) bias[q] = static_cast<float>(dots[q]);
+        } else {
+#pragma unroll
+            for (int q = 0; q < kChunk; ++q) bias[q] = 0.0f;
+            if (has_head && live) {
+                floatDots<T, kChunk>(weight + row * stride, reinterpret_cast<float const*>(latent), r, latent_words,
+                                     bias);
+            }
+        }
+#pragma unroll
+        for (int q = 0; q < kChunk; ++q) {
+            if (q >= chunk_size) break;  // uniform in the block
+            int const request = chunk + q;
+            uint64_t key = 0;
+            if (live) {
+                int64_t const at = static_cast<int64_t>(request) * p.draft_len + launch.step;
+                float logit = logitRow(p.base_logits, p.logits_type, at, p.draft_vocab)[id];
+                if (kInt8) bias[q] = has_head ? mulRn(bias[q], mulRn(s.latent_scale[request], row_scale)) : 0.0f;
+                if (has_head) logit = addRn(logit, bias[q]);
+                if (mode != Acceptance::kGreedy) p.draft_logits[at * p.draft_vocab + id] = logit;
+                key = argmaxKey(logit, id);
+            }
+            key = warpMax(key);
+            if ((threadIdx.x & 31) == 0) {
+                atomicMax(reinterpret_cast<unsigned long long*>(s.top_key) + request,
+                          static_cast<unsigned long long>(key));
+            }
+        }
+    }
+}
+
+template <class T, int kChunk>
+size_t markovLogitsSharedBytes(int rank) {
+    size_t const weights = (static_cast<size_t>(weightRows<T>(rank)) * weightStride<T>(rank) + 15) / 16 * 16 * sizeof(T);
+    size_t const words = sizeof(T) == 1 ? (static_cast<size_t>(rank) + 3) / 4 : static_cast<size_t>(rank);
+    return weights + kChunk * words * 4;
+}
+
+//! Stores a pick, remembers the first bad row, and clears the request's tokens after the last step when there was one.
+__device__ inline int storePick(BlockTeam const& team, MarkovDraftParams const& p, int request, int step,
+                                DraftPick const& pick, int32_t const* candidates) {
+    int64_t const at = static_cast<int64_t>(request) * p.draft_len + step;
+    int token = -1;
+    if (pick.status == kRowOk) {
+        int const draft = candidates ? candidates[pick.index] : pick.index;
+        token = p.target_of_draft ? p.target_of_draft[draft] : draft;
+    }
+    if (team.rank() == 0) {
+        p.draft_tokens[at] = token;
+        p.draft_entries[at] = pick.index;
+        p.draft_laws[4 * at] = pick.total == 0 ? 0.0f : pick.law.max;
+        p.draft_laws[4 * at + 1] = pick.total == 0 ? 0.0f : pick.law.scale;
+        p.draft_laws[4 * at + 2] = pick.total == 0 ? 0.0f : pick.law.pivot;
+        p.draft_laws[4 * at + 3] = 0.0f;
+        p.draft_totals[at] = static_cast<int64_t>(pick.total);
+        if (pick.status != kRowOk && p.status[request] == kRowOk) p.status[request] = pick.status;
+    }
+    team.sync();  // status visible to all ranks
+    if (step + 1 == p.draft_len && p.status[request] != kRowOk) {
+        for (int k = team.rank(); k < p.draft_len; k += team.size()) {
+            p.draft_tokens[static_cast<int64_t>(request) * p.draft_len + k] = -1;
+        }
+    }
+    return token < 0 ? 0 : token;  // a failed request keeps its place; its tokens are erased at the end
+}
+
+//! Second launch of a dense step: masses of the row by several blocks, the pick by the last of them to finish, then the
+//! latent of the next step. blockIdx.x = part of the row, blockIdx.y = request.
+template <class T>
+__global__ void __launch_bounds__(kPickThreads) markovPickKernel(MarkovStep const launch) {
+    MarkovDraftParams const& p = launch.params;
+    BlockTeam const team = {reinterpret_cast<uint64_t*>(sharedMemory())};
+    MarkovScratch const s = markovScratch(p);
+    int const request = static_cast<int>(blockIdx.y), part = static_cast<int>(blockIdx.x);
+    int const parts = static_cast<int>(gridDim.x);
+    Acceptance const mode = static_cast<Acceptance>(p.acceptance);
+    RequestParams const params = requestParams(p.temperature, p.top_k, p.top_p, p.seed, p.positions, request);
+    RowTop const top = topOfKey(s.top_key[request]);
+    uint64_t* const tile_mass = s.tile_mass + request * s.tiles;
+    float const* const row =
+        p.draft_logits + (static_cast<int64_t>(request) * p.draft_len + launch.step) * p.draft_vocab;
+    EntryOfTarget const entry_of = {p.draft_of_target, nullptr, p.draft_vocab};
+    bool const sampled = top.status == kRowOk && mode != Acceptance::kGreedy && !params.greedy();
+    bool const split = sampled && !isFiltered(params, p.draft_vocab);  // a filter needs the whole row in one block
+    bool const by_target = mode == Acceptance::kCoupled && !entry_of.identity();
+    uint64_t total = 0;
+    if (!split) {
+        if (part != 0) return;
+    } else {
+        RowLaw const law = unfilteredLaw(top.max, params.temperature);
+        TargetMass const target_mass = {row, law, entry_of};
+        int const count = by_target ? p.vocab : p.draft_vocab;
+        WarpTeam const warp;
+        int const warps = team.size() >> 5;
+        for (int tile = part * warps + (team.rank() >> 5); tile < numTiles(count); tile += parts * warps) {
+            int const end = minOf(count, (tile + 1) << kTileShift);
+            uint64_t sum = 0;
+            for (int id = (tile << kTileShift) + warp.rank(); id < end; id += 32) {
+                sum += by_target ? target_mass(id) : lawMass(law, row[id]);
+            }
+            sum = warp.addU64(sum);
+            if (warp.rank() == 0) tile_mass[tile] = sum;
+        }
+        __threadfence();  // this thread's tile masses are visible to the device before the block counts as finished
+        team.sync();      // ... and those of the whole block
+        uint64_t finished = 0;
+        if (team.rank() == 0) finished = static_cast<uint64_t>(atomicAdd(s.counter + request, 1)) + 1;
+        finished = team.maxU64(finished);
+        if (static_cast<int>(finished) != parts) return;
+        __threadfence();  // the other blocks' tile masses are read after their count
+        uint64_t mine = 0;
+        for (int tile = team.rank(); tile < numTiles(count); tile += team.size()) mine += tile_mass[tile];
+        total = team.addU64(mine);
+    }
+    DraftPick const pick = pickFromRow(team, mode, params, launch.step, p.vocab, row, p.draft_vocab, entry_of, top,
+                                       tile_mass, split, total);
+    int const token = storePick(team, p, request, launch.step, pick, nullptr);
+    if (team.rank() == 0) {
+        s.top_key[request] = 0;
+        s.counter[request] = 0;
+    }
+    if (launch.step + 1 < p.draft_len) nextLatent<T>(team, p, s, request, launch.step + 1, token);
+}
+
+}  // namespace dspark
