@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from trtllm_dspark.engine.base import (
 )
 from trtllm_dspark.errors import DeviceError
 from trtllm_dspark.graph import BLOCK_GRAPH, CONTEXT_GRAPH, TARGET_GRAPH
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -58,7 +61,7 @@ class OnnxRuntimeEngine:
             drafter: the same for the drafter, or None.
             limits: shapes the engine is used with.
             heads: sequential and confidence heads, passed through.
-            num_threads: CPU threads of a pass.
+            num_threads: CPU threads of a pass; a network uses at most as many as it has KV heads.
 
         Raises:
             EngineError: a graph cannot be loaded.
@@ -70,15 +73,16 @@ class OnnxRuntimeEngine:
         self._min_width = 2 if target.num_heads == target.num_kv_heads else 1
         length = limits.max_seq_len + max(limits.max_num_tokens, self._min_width)
         self._cache = _make_cache(target, limits, length)
-        self._target: CachedSession | None = CachedSession(
-            directory / TARGET_GRAPH, self._cache, num_threads=num_threads
-        )
+        threads = _threads(num_threads, target, "target")
+        session = CachedSession(directory / TARGET_GRAPH, self._cache, num_threads=threads)
+        self._target: CachedSession | None = session
         self._drafter: _Drafter | None = None
         if drafter is not None:
             length = limits.max_seq_len + max(limits.max_num_tokens, drafter.block_size)
             cache = _make_cache(drafter.backbone, limits, length)
-            context = CachedSession(directory / CONTEXT_GRAPH, cache, num_threads=num_threads)
-            block = CachedSession(directory / BLOCK_GRAPH, cache, num_threads=num_threads)
+            threads = _threads(num_threads, drafter.backbone, "drafter")
+            context = CachedSession(directory / CONTEXT_GRAPH, cache, num_threads=threads)
+            block = CachedSession(directory / BLOCK_GRAPH, cache, num_threads=threads)
             self._drafter = _Drafter(drafter, cache, context, block)
 
     @property
@@ -215,6 +219,22 @@ class OnnxRuntimeEngine:
             )
         if int(starts.min()) < 0 or int((starts + row_lens).max()) > limits.max_seq_len:
             raise DeviceError(f"a row of a pass ends beyond the engine's {limits.max_seq_len} tokens")
+
+
+def _threads(wanted: int, config: ModelConfig, what: str) -> int:
+    """Bound the threads so that none shares a head's product of probabilities and values with another.
+
+    ONNX Runtime splits a product's columns among threads when it has more threads than products, and then sums over the
+    context in blocks of another size: bits would depend on how many rows share a pass.
+    """
+    if wanted > config.num_kv_heads:
+        logger.warning(
+            "the %s runs on %d instead of %d threads: one a KV head keeps its results independent of the batch",
+            what,
+            config.num_kv_heads,
+            wanted,
+        )
+    return min(wanted, config.num_kv_heads)
 
 
 def _make_cache(config: ModelConfig, limits: EngineLimits, length: int) -> KvCache:
