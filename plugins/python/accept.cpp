@@ -137,7 +137,7 @@ struct Arguments {
     }
 };
 
-std::unique_ptr<Accepted> accept(nb::object const& target_logits, nb::object const& verify_len,
+Accepted* accept(nb::object const& target_logits, nb::object const& verify_len,
                                  nb::object const& positions, Sampling const& sampling, nb::object const& draft,
                                  nb::object const& draft_rows, nb::object const& draft_tokens,
                                  std::string const& acceptance, bool logprobs) {
@@ -179,7 +179,7 @@ std::unique_ptr<Accepted> accept(nb::object const& target_logits, nb::object con
             if (logprobs) result->logprobs[at] = logProbability(team, rows(step), vocab, out[step], tile_mass.data());
         }
     }
-    return result;
+    return result.release();
 }
 
 template <std::vector<int64_t> Accepted::*member>

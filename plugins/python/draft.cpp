@@ -16,7 +16,7 @@ void checkRequests(char const* op, Sampling const& sampling, int64_t requests) {
     failShape(op, "sampling", std::to_string(requests) + " requests", std::to_string(sampling.params.size()));
 }
 
-std::unique_ptr<Draft> draftChain(DraftHeads const& heads, nb::object const& base_logits, nb::object const& anchors,
+Draft* draftChain(DraftHeads const& heads, nb::object const& base_logits, nb::object const& anchors,
                                   nb::object const& positions, Sampling const& sampling, nb::object const& hidden,
                                   std::string const& acceptance, int64_t num_candidates, int64_t num_steps) {
     HeadWeights const& w = heads.weights;
@@ -76,7 +76,7 @@ std::unique_ptr<Draft> draftChain(DraftHeads const& heads, nb::object const& bas
     host::ChainOutput const out = {draft->tokens.data(), draft->status.data(), draft->picks.data(), draft->rows.get(),
                                    draft->ids.data()};
     host::Chain(kernels(), scratch(), in, out).run();
-    return draft;
+    return draft.release();
 }
 
 nb::object confidenceOfBlock(DraftHeads const& heads, nb::object const& hidden, nb::object const& anchors,
