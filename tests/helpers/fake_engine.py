@@ -73,11 +73,14 @@ class FakeEngine:
         # Memory is there before it is written; -1 is no token, so reading it changes the output.
         self.target = [[-1] * self.max_seq_len for _ in range(self.max_batch_size)]
         self.context = [[-1] * self.max_seq_len for _ in range(self.max_batch_size)]
+        # A Markov head of zeros: drafts follow the base logits, confidences the first hidden value.
+        zeros = np.zeros((VOCAB, 1), np.float32)
         self.heads = _core.DraftHeads(
             vocab_size=VOCAB,
             draft_vocab_size=VOCAB,
-            kind="none",
-            confidence_weight=np.array([1.0, 0.0], np.float32) if self.has_confidence else None,
+            w1=zeros,
+            w2=zeros,
+            confidence_weight=np.array([1.0, 0.0, 0.0], np.float32) if self.has_confidence else None,
         )
 
     @property

@@ -94,11 +94,22 @@ def make_active(
     *,
     now: float,
     max_seq_len: int,
+    block_len: int,
     max_draft_len: int,
     eos_token_ids: Sequence[int],
     detokenizer: Detokenizer | None,
 ) -> ActiveRequest:
-    """Return the initial state of a checked request; `max_draft_len` 0 means the session does not speculate."""
+    """Return the initial state of a checked request.
+
+    Args:
+        request: what was asked for.
+        now: clock, seconds.
+        max_seq_len: prompt and output tokens at most.
+        block_len: length of the per-position counters.
+        max_draft_len: drafts the session verifies of a request at most; 0 = it does not speculate.
+        eos_token_ids: the model's end-of-sequence tokens.
+        detokenizer: turns its output into text, or None.
+    """
     params = request.params
     end_tokens = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_token_ids)
     cap = max_draft_len if params.max_draft_len is None else min(max_draft_len, params.max_draft_len)
@@ -113,7 +124,7 @@ def make_active(
         end_tokens=end_tokens,
         banned_tokens=banned,
         max_total_tokens=max_seq_len,
-        stats=RequestStats(len(request.prompt_token_ids), max_draft_len, now),
+        stats=RequestStats(len(request.prompt_token_ids), block_len, now),
         stop_strings=StopStrings(params.stop),
         detokenizer=detokenizer,
     )

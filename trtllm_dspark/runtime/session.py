@@ -175,6 +175,7 @@ class Session:
             request,
             now=time.perf_counter(),
             max_seq_len=self.limits.max_seq_len,
+            block_len=self.limits.max_draft_len,
             max_draft_len=self._draft_len,
             eos_token_ids=self._eos_token_ids,
             detokenizer=None if self._tokenizer is None else self._tokenizer.detokenizer(),
@@ -266,7 +267,10 @@ class Session:
     def _fail(self, error: Exception) -> None:
         """End every request: after a failed pass nothing is known about the caches."""
         logger.error("the engine failed: %s", error, exc_info=error)
-        self._failure = error if isinstance(error, DeviceError) else DeviceError(f"{type(error).__name__}: {error}")
+        first_line = (str(error).splitlines() or [""])[0]
+        self._failure = (
+            error if isinstance(error, DeviceError) else DeviceError(f"{type(error).__name__}: {first_line}")
+        )
         self._round = None
         for request in list(self._requests.values()):
             self._end(request, "error", error=f"the engine failed: {self._failure}", error_code="engine_failed")
