@@ -20,7 +20,7 @@ OnItem = Callable[[Message], None]
 
 ENGINE_UNAVAILABLE = "engine_unavailable"
 _PING_S = 0.5
-_SILENT_S = 10.0
+_SILENT_S = 6.0
 _BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 

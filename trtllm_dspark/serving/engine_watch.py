@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 BACKOFF_S = (0.1, 0.5, 2.0, 5.0, 10.0)
 MAX_FAILED_STARTS = 5
 _STATUS_PERIOD_S = 0.5
-_SILENT_S = 10.0
+_SILENT_S = 6.0
 
 
 class EngineWatch:

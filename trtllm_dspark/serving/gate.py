@@ -26,6 +26,7 @@ class ReadinessGate:
         self._wanted = threading.Condition()
         self._open = True
         self._dirty = False
+        self._loaded = True
         threading.Thread(target=self._run, name="readiness-gate", daemon=True).start()
 
     def set(self, is_open: bool) -> None:
@@ -45,10 +46,13 @@ class ReadinessGate:
                 while not self._dirty:
                     self._wanted.wait()
                 self._dirty = False
+                wanted = self._open
+            if wanted and self._loaded:
+                continue  # the engine came back while the gate was being loaded
             # A model that is loaded again at once fails to load while the engine is gone, and a model that failed to
             # load keeps the server "not ready"; an unloaded one would not.
             self._request("POST", f"/v2/repository/models/{GATE_MODEL}/unload", 10.0)
-            self._request("POST", f"/v2/repository/models/{GATE_MODEL}/load", 30.0)
+            self._loaded = self._request("POST", f"/v2/repository/models/{GATE_MODEL}/load", 30.0) == 200
 
     def _request(self, method: str, path: str, timeout_s: float) -> int:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)

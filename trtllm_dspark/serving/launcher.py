@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtllm_dspark.errors import DeviceError, UsageError
+from trtllm_dspark.errors import DeviceError
 from trtllm_dspark.serving.children import children_of, kill_tree, process_state, spawn
-from trtllm_dspark.serving.contract import GATE_MODEL, MODELS
+from trtllm_dspark.serving.contract import MODELS
 from trtllm_dspark.serving.engine_watch import EngineWatch
 from trtllm_dspark.serving.gate import ReadinessGate
 from trtllm_dspark.serving.model_repository import write_repository
@@ -33,7 +33,7 @@ from trtllm_dspark.serving.tritonserver import (
 
 logger = logging.getLogger(__name__)
 
-SHM_PREFIX = "trtllm_dspark"
+PREFIX = "trtllm_dspark"
 STUB_SILENT_S = 3.0
 _POLL_S = 0.1
 _MAX_FAILED_SERVERS = 3
@@ -53,7 +53,7 @@ class ServeOptions:
         hang_timeout_s: longest round before the engine counts as hung.
         triton_flags: further flags for tritonserver.
         verbose: tritonserver logs at info level.
-        front_command: argv of a further child (the OpenAI front), given the engine's socket.
+        cancellation_check_period_ms: how often the stubs look for cancelled requests.
     """
 
     address: ServerAddress
@@ -89,13 +89,13 @@ class Launcher:
         self._on_ready = on_ready
         self._signals = 0
         self._server: subprocess.Popen[bytes] | None = None
-        self._server_started = 0.0
         self._server_was_ready = False
+        self._announced = False
         self._failed_servers = 0
         self._known_stubs: dict[str, int] = {}
         self._stopped_since: dict[int, float] = {}
         self._control_key = secrets.token_hex(16)
-        self._shm_prefix = f"{SHM_PREFIX}_{os.getpid()}_"
+        self._prefix = f"{PREFIX}_{os.getpid()}_"
 
     def run(self) -> int:
         """Serve until told to stop and return 0.
@@ -115,13 +115,13 @@ class Launcher:
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        remove_stale_shared_memory()
-        work = Path(tempfile.mkdtemp(prefix="trtllm_dspark_"))
+        remove_stale_leftovers()
+        work = Path(tempfile.mkdtemp(prefix=self._prefix))
         try:
             return self._run(work)
         finally:
             shutil.rmtree(work, ignore_errors=True)
-            remove_shared_memory(self._shm_prefix)
+            remove_shared_memory(self._prefix)
 
     def _run(self, work: Path) -> int:
         options = self._options
@@ -192,7 +192,9 @@ class Launcher:
             if gate.is_ready():
                 self._server_was_ready, self._failed_servers = True, 0
                 logger.info("ready")
-                self._on_ready()
+                if not self._announced:
+                    self._announced = True
+                    self._on_ready()
             return
         problem = self._stub_problem(server, engine)
         if problem:
@@ -204,7 +206,7 @@ class Launcher:
             installation,
             repository,
             options.address,
-            shm_prefix=self._shm_prefix,
+            shm_prefix=self._prefix,
             control_key=self._control_key,
             drain_s=options.drain_timeout_s,
             verbose=options.verbose,
@@ -213,7 +215,6 @@ class Launcher:
         self._known_stubs.clear()
         self._stopped_since.clear()
         self._server_was_ready = False
-        self._server_started = time.monotonic()
         self._server = spawn(command, env=server_environment(installation))
 
     def _restart_server(self, why: str) -> None:
@@ -225,7 +226,7 @@ class Launcher:
             raise DeviceError(f"{why} {self._failed_servers} times before it was ready; its messages are above")
         logger.warning("%s; tritonserver is started again", why)
         kill_tree(server)
-        remove_shared_memory(self._shm_prefix)
+        remove_shared_memory(self._prefix)
         self._server = None
         time.sleep(0.5 * self._failed_servers)
 
@@ -273,18 +274,20 @@ class Launcher:
 
 def remove_shared_memory(prefix: str) -> None:
     """Delete what killed stubs left in /dev/shm."""
-    for path in Path("/dev/shm").glob(f"{prefix}*"):  # noqa: S108
+    for path in Path("/dev/shm").glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             path.unlink()
 
 
-def remove_stale_shared_memory() -> None:
-    """Delete regions of launchers that are gone."""
-    for path in Path("/dev/shm").glob(f"{SHM_PREFIX}_*"):  # noqa: S108
-        pid = path.name.removeprefix(f"{SHM_PREFIX}_").split("_")[0]
-        if pid.isdigit() and not process_state(int(pid)):
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-
-__all__ = ["GATE_MODEL", "Launcher", "ServeOptions", "UsageError"]
+def remove_stale_leftovers() -> None:
+    """Delete shared memory and temporary directories of launchers that were killed."""
+    for parent in (Path("/dev/shm"), Path(tempfile.gettempdir())):
+        for path in parent.glob(f"{PREFIX}_*"):
+            pid = path.name.removeprefix(f"{PREFIX}_").split("_")[0]
+            if not pid.isdigit() or process_state(int(pid)):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    path.unlink()

@@ -5,6 +5,7 @@ Runs inside Triton's stub process. The stub is kept thin: no tokenizer, no engin
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import threading
@@ -201,7 +202,7 @@ class TritonPythonModel:
             for row, (handle, fields) in enumerate(zip(handles, parsed.rows, strict=True)):
                 self._client.add(
                     fields,
-                    lambda item, row=row: self._on_item(opened, row, item),
+                    functools.partial(self._on_item, opened, row),
                     handle=handle,
                     request_id=request_id,
                     group=handles[0],

@@ -135,7 +135,7 @@ class ServerAddress:
     @property
     def http_target(self) -> str:
         """Host a local client connects to."""
-        return "127.0.0.1" if self.host in ("0.0.0.0", "") else self.host  # noqa: S104
+        return "127.0.0.1" if self.host in ("0.0.0.0", "") else self.host
 
 
 def server_command(
