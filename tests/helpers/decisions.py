@@ -145,6 +145,7 @@ class CoreDecisions:
 def core_heads(world: World) -> _core.DraftHeads:
     return _core.DraftHeads(
         vocab_size=world.vocab, draft_vocab_size=world.draft_vocab, kind=world.kind,
+        confidence_with_markov=world.kind != "none",
         d2t=None if world.d2t is None else np.array(world.d2t), **world.head_weights(),
     )  # fmt: skip
 

@@ -74,9 +74,9 @@ class World:
 
     def head_weights(self) -> dict[str, np.ndarray]:
         r, d = self.rank, self.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {"confidence_weight": (d + r,)}
+        shapes: dict[str, tuple[int, ...]] = {"confidence_weight": (d,)}
         if self.kind != "none":
-            shapes |= {"w1": (self.vocab, r), "w2": (self.draft_vocab, r)}
+            shapes = {"confidence_weight": (d + r,), "w1": (self.vocab, r), "w2": (self.draft_vocab, r)}
         if self.kind == "gated":
             shapes |= {"gate_weight": (r, d + r), "gate_bias": (r,)}
         if self.kind == "rnn":

@@ -48,9 +48,10 @@ def random_tables(seed: int, vocab: int = 5, gamma: int = 3, kind: str = "vanill
     target = random(vocab, vocab, vocab)
     # The drafter knows the average target, so that acceptance is neither certain nor hopeless.
     base = np.repeat(target.mean(axis=0)[:, None], gamma, axis=1) + random(vocab, gamma, vocab, scale=0.6)
+    markov = {} if kind == "none" else {name: random(vocab, rank, scale=0.7) for name in ("w1", "w2")}
     heads = _core.DraftHeads(
-        vocab_size=vocab, draft_vocab_size=vocab, kind=kind, w1=random(vocab, rank, scale=0.7),
-        w2=random(vocab, rank, scale=0.7), confidence_weight=random(size + rank, scale=1.5),
+        vocab_size=vocab, draft_vocab_size=vocab, kind=kind, **markov,
+        confidence_with_markov=bool(markov), confidence_weight=random(size + (rank if markov else 0), scale=1.5),
         confidence_bias=np.array([0.8], np.float32),
     )  # fmt: skip
     return Tables(target, base.astype(np.float32), random(vocab, gamma, size), heads)

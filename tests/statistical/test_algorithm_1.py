@@ -125,7 +125,7 @@ def test_schedules_never_read_the_token_they_admit() -> None:
         "early_stop": Case.costs,
         "threshold": lambda case: {"threshold": 0.3, "token_budget": case.token_budget},
         "stale_topk": lambda case: {"budget": case.confidence.size // 2},
-        "fixed": lambda case: {"draft_len": 2, "token_budget": case.token_budget},
+        "fixed": lambda case: {"draft_len": 1, "token_budget": case.token_budget},
     }
     changes = 0
     for number, case in enumerate(random_cases(400, seed=6)):

@@ -12,7 +12,7 @@ from trtllm_dspark import _core
 
 NUM_TOKENS = 24
 SIZE = 7
-STEP_TIME = np.array([0, *(9 + b + 2 * (b // 4) for b in range(1, SIZE * 5 + 1))], np.float32)
+STEP_TIME = np.array([0, *(20 + b + 2 * (b // 4) for b in range(1, SIZE * 5 + 1))], np.float32)
 
 
 @dataclass(frozen=True)
