@@ -8,115 +8,121 @@
 
 namespace dspark {
 
-constexpr int kDraftThreads = 256;
+constexpr int kBeginThreads = 256;
 constexpr int kPickThreads = 256;
 constexpr int kRowsPerBlock = 128;   // vocabulary rows of W2 a block holds in shared memory
 constexpr int kRequestChunk = 8;     // requests that share one read of them
 
-//! The scratch arrays of one launch.
+//! The scratch arrays of one launch (MarkovDraftLayout).
 struct MarkovScratch {
-    uint64_t* top_key;    // [R] argmax key of the current step, 0 between steps
-    uint64_t* tile_mass;  // [R, tiles]
-    unsigned char* latent;  // [R, roundUp16(4 r)]: float, or int8 at the front
-    float* latent_scale;  // [R]
-    float* state;         // [R, r] rnn state
-    int32_t* counter;     // [R] blocks that have finished a request's masses, 0 between steps
+    uint64_t* top_key;
+    uint64_t* tile_mass;
+    unsigned char* latent;
+    float* latent_scale;
+    float* state;
+    float* pre;
+    int32_t* counter;
     int64_t tiles;
     int64_t latent_bytes;
 };
 
-DSPARK_HD inline MarkovScratch markovScratch(MarkovDraftParams const& p) {
-    int64_t const widest = p.vocab > p.draft_vocab ? p.vocab : p.draft_vocab;
-    int64_t const tiles = (widest + kTile - 1) / kTile;
-    int64_t const latent_bytes = (static_cast<int64_t>(p.rank) * 4 + 15) / 16 * 16;
-    auto const up = [](int64_t bytes) { return (bytes + 15) / 16 * 16; };
-    unsigned char* at = static_cast<unsigned char*>(p.workspace);
-    MarkovScratch s;
-    s.tiles = tiles;
-    s.latent_bytes = latent_bytes;
-    s.top_key = reinterpret_cast<uint64_t*>(at);
-    at += up(p.num_requests * int64_t{8});
-    s.tile_mass = reinterpret_cast<uint64_t*>(at);
-    at += up(p.num_requests * tiles * 8);
-    s.latent = at;
-    at += up(p.num_requests * latent_bytes);
-    s.latent_scale = reinterpret_cast<float*>(at);
-    at += up(p.num_requests * int64_t{4});
-    s.state = reinterpret_cast<float*>(at);
-    at += up(static_cast<int64_t>(p.num_requests) * p.rank * 4);
-    s.counter = reinterpret_cast<int32_t*>(at);
-    return s;
+__device__ inline MarkovScratch markovScratch(MarkovDraftParams const& p) {
+    MarkovDraftLayout const layout = markovDraftLayout(p.num_requests, p.vocab, p.draft_vocab, p.rank);
+    unsigned char* const base = static_cast<unsigned char*>(p.workspace);
+    return {reinterpret_cast<uint64_t*>(base + layout.top_key), reinterpret_cast<uint64_t*>(base + layout.tile_mass),
+            base + layout.latent, reinterpret_cast<float*>(base + layout.latent_scale),
+            reinterpret_cast<float*>(base + layout.state), reinterpret_cast<float*>(base + layout.pre),
+            reinterpret_cast<int32_t*>(base + layout.counter), layout.tiles, layout.latent_bytes};
 }
 
-//! One element of W1 in binary32, as embeddingElement of the core.
-template <class T>
-__device__ inline float embeddingOf(MarkovDraftParams const& p, int64_t at, int) {
-    return toFloat(static_cast<T const*>(p.w1)[at]);
-}
-template <>
-__device__ inline float embeddingOf<int8_t>(MarkovDraftParams const& p, int64_t at, int token) {
-    return mulRn(static_cast<float>(static_cast<int8_t const*>(p.w1)[at]), p.w1_scale[token]);
+//! W1[token] in binary32, as embeddingElement of the core. The type is uniform in a launch.
+struct EmbeddingRow {
+    LogitRow row;
+    int8_t const* row_int8;  // null for float weights
+    float scale;
+    __device__ float operator[](int i) const {
+        return row_int8 ? mulRn(static_cast<float>(row_int8[i]), scale) : row[i];
+    }
+};
+
+__device__ inline EmbeddingRow embeddingRow(MarkovDraftParams const& p, int token) {
+    if (p.weight_type == ElementType::kInt8) {
+        return {{}, static_cast<int8_t const*>(p.w1) + static_cast<int64_t>(token) * p.rank, p.w1_scale[token]};
+    }
+    return {logitRow(p.w1, p.weight_type, token, p.rank), nullptr, 0.0f};
 }
 
-//! Shared memory of headLatent: five float arrays of r, the hidden row, int8 latent.
-inline size_t latentSharedBytes(MarkovDraftParams const& p) {
-    bool const needs_rows = p.head_kind == 2 || p.head_kind == 3;
-    size_t const r4 = (static_cast<size_t>(p.rank) + 3) & ~size_t{3};
-    return kBlockTeamBytes + (needs_rows ? (5 * r4 + static_cast<size_t>((p.hidden_size + 3) & ~3)) * 4 : 0);
+//! gatedLatent and rnnLatent of the core, a half warp a row of the weights: pre-activations, then latent and state.
+__device__ inline void computedLatent(BlockTeam const& team, MarkovDraftParams const& p, MarkovScratch const& s,
+                                      int request, int step, EmbeddingRow const& embedding, float* latent) {
+    int const r = p.rank, d = p.hidden_size;
+    bool const gated = p.head_kind == static_cast<int32_t>(HeadKind::kGated);
+    float* const pre = s.pre + static_cast<int64_t>(request) * 3 * r;
+    float* const state = s.state + static_cast<int64_t>(request) * r;
+    LogitRow const hidden = logitRow(p.hidden, p.hidden_type, static_cast<int64_t>(request) * p.draft_len + step, d);
+    int const rows = gated ? r : 3 * r;
+    for (int i = team.rank() >> 4; i < rows; i += team.size() >> 4) {
+        float sum;
+        if (gated) {
+            float const* const weight = p.gate_weight + static_cast<int64_t>(i) * (d + r);
+            float const from_hidden = halfWarpDot(weight, hidden, d);
+            sum = addRn(from_hidden, halfWarpDot(weight + d, embedding, r));
+            sum = addRn(sum, p.gate_bias ? p.gate_bias[i] : 0.0f);
+        } else {
+            float const* const weight = p.rnn_weight + static_cast<int64_t>(i) * (2 * r + d);
+            float const from_state = halfWarpDot(weight, state, r);
+            sum = addRn(from_state, halfWarpDot(weight + r, embedding, r));
+            sum = addRn(sum, halfWarpDot(weight + 2 * r, hidden, d));
+            sum = addRn(sum, p.rnn_bias ? p.rnn_bias[i] : 0.0f);
+        }
+        if ((team.rank() & 15) == 0) pre[i] = sum;
+    }
+    team.sync();  // pre complete, all reads of state done
+    for (int i = team.rank(); i < r; i += team.size()) {
+        float const gate = sigmoidExact(pre[i]);
+        if (gated) {
+            latent[i] = mulRn(gate, embedding[i]);
+        } else {
+            state[i] = addRn(mulRn(gate, state[i]), mulRn(subRn(1.0f, gate), tanhExact(pre[r + i])));
+            latent[i] = tanhExact(pre[2 * r + i]);
+        }
+    }
+    team.sync();  // latent and state visible to all ranks
 }
 
 //! Computes the latent that follows `token` into scratch (what W2 multiplies at `step`).
-template <class T>
-__device__ void nextLatent(BlockTeam const& team, MarkovDraftParams const& p, MarkovScratch const& s, int request,
-                           int step, int token) {
-    constexpr bool kInt8 = sizeof(T) == 1;
+__device__ inline void nextLatent(BlockTeam const& team, MarkovDraftParams const& p, MarkovScratch const& s,
+                                  int request, int step, int token) {
     HeadKind const kind = static_cast<HeadKind>(p.head_kind);
     if (kind == HeadKind::kNone) return;
     int const r = p.rank;
+    EmbeddingRow const embedding = embeddingRow(p, token);
     float* const latent = reinterpret_cast<float*>(s.latent + request * s.latent_bytes);
     int8_t* const latent_int8 = reinterpret_cast<int8_t*>(s.latent + request * s.latent_bytes);
-    int64_t const row = static_cast<int64_t>(token) * r;
     if (kind == HeadKind::kVanilla) {
         for (int i = team.rank(); i < r; i += team.size()) {
-            if (kInt8) {
-                latent_int8[i] = static_cast<int8_t const*>(p.w1)[row + i];
+            if (embedding.row_int8) {
+                latent_int8[i] = embedding.row_int8[i];
             } else {
-                latent[i] = embeddingOf<T>(p, row + i, token);
+                latent[i] = embedding[i];
             }
         }
-        if (kInt8 && team.rank() == 0) s.latent_scale[request] = p.w1_scale[token];
+        if (embedding.row_int8 && team.rank() == 0) s.latent_scale[request] = embedding.scale;
         return;
     }
-    int const r4 = (r + 3) & ~3;
-    float* const shared = reinterpret_cast<float*>(sharedMemory() + kBlockTeamBytes);
-    float* const hidden = shared + 5 * r4;
-    HeadState const state = {shared, kInt8 ? shared + r4 : latent, s.state + static_cast<int64_t>(request) * r,
-                             shared + 2 * r4, latent_int8, s.latent_scale + request};
-    HeadWeights heads = {};
-    heads.kind = kind;
-    heads.rank = r;
-    heads.hidden = p.hidden_size;
-    heads.gate_weight = p.gate_weight;
-    heads.gate_bias = p.gate_bias;
-    heads.rnn_weight = p.rnn_weight;
-    heads.rnn_bias = p.rnn_bias;
-    LogitRow const hidden_row =
-        logitRow(p.hidden, p.hidden_type, static_cast<int64_t>(request) * p.draft_len + step, p.hidden_size);
-    for (int i = team.rank(); i < p.hidden_size; i += team.size()) hidden[i] = hidden_row[i];
-    for (int i = team.rank(); i < r; i += team.size()) state.embedding[i] = embeddingOf<T>(p, row + i, token);
-    team.sync();  // hidden and embedding visible to all ranks
-    if (kind == HeadKind::kGated) {
-        gatedLatent(team, heads, hidden, state);
-    } else {
-        rnnLatent(team, heads, hidden, state);
-    }
-    team.sync();  // latent visible to all ranks
-    if (kInt8) quantiseLatent(team, r, state);
+    // With int8 weights the float latent takes the first third of `pre`, which is read no more, and is quantised from there.
+    if (!embedding.row_int8) return computedLatent(team, p, s, request, step, embedding, latent);
+    float* const exact = s.pre + static_cast<int64_t>(request) * 3 * r;
+    computedLatent(team, p, s, request, step, embedding, exact);
+    HeadState quantised = {};
+    quantised.latent = exact;
+    quantised.latent_int8 = latent_int8;
+    quantised.latent_scale = s.latent_scale + request;
+    quantiseLatent(team, r, quantised);
 }
 
 //! First launch of a draft: empties the scratch and computes the latents that follow the anchors. One block a request.
-template <class T>
-__global__ void __launch_bounds__(kDraftThreads) markovBeginKernel(MarkovDraftParams const p) {
+static __global__ void __launch_bounds__(kBeginThreads) markovBeginKernel(MarkovDraftParams const p) {
     BlockTeam const team = {reinterpret_cast<uint64_t*>(sharedMemory())};
     MarkovScratch const s = markovScratch(p);
     int const request = static_cast<int>(blockIdx.x);
@@ -129,7 +135,7 @@ __global__ void __launch_bounds__(kDraftThreads) markovBeginKernel(MarkovDraftPa
         p.status[request] = kRowOk;
     }
     team.sync();  // state is zero before it is read
-    nextLatent<T>(team, p, s, request, 0, p.anchors[request]);
+    nextLatent(team, p, s, request, 0, p.anchors[request]);
 }
 
 //! A launch parameter and the step it is for.
@@ -138,15 +144,15 @@ struct MarkovStep {
     int32_t step;
 };
 
+//! Elements from one row of W2 to the next in shared memory: an odd number of words, so that the lanes of a warp read the
+//! same column of 32 rows without bank conflicts.
 template <class T>
 DSPARK_HD constexpr int weightStride(int rank) {
-    // One extra word a row: the lanes of a warp read the same column of 32 rows without bank conflicts.
-    return (rank + (sizeof(T) == 4 ? 0 : sizeof(T) == 2 ? 1 : 3)) / (4 / static_cast<int>(sizeof(T))) *
-               (4 / static_cast<int>(sizeof(T))) +
-           4 / static_cast<int>(sizeof(T)) * ((((rank * static_cast<int>(sizeof(T)) + 3) / 4) & 1) ? 2 : 1);
+    int const words = (rank * static_cast<int>(sizeof(T)) + 3) / 4;
+    return (words | 1) * (4 / static_cast<int>(sizeof(T)));
 }
 
-//! Vocabulary rows a block takes, so that they fit into 64 KiB of shared memory.
+//! Vocabulary rows a block takes, so that they fit into 96 KiB of shared memory.
 template <class T>
 DSPARK_HD constexpr int weightRows(int rank) {
     int rows = kRowsPerBlock;
@@ -156,21 +162,24 @@ DSPARK_HD constexpr int weightRows(int rank) {
     return rows;
 }
 
-//! Accumulator of one (row, request): the sequential fma chain, or the exact int32 dot product.
-template <class T>
-struct HeadDot {
-    float acc = 0.0f;
-    __device__ void addFloat(float latent, float weight) { acc = fmaRn(latent, weight, acc); }
-};
-
-//! Bias of kChunk requests for the vocabulary row whose weights start at `weight` (shared), latents at `latent` (shared).
+//! fma chains of kChunk requests over one row of W2; both in shared memory, rows end on a word.
 template <class T, int kChunk>
 __device__ inline void floatDots(T const* weight, float const* latent, int rank, int latent_stride,
                                  float (&acc)[kChunk]) {
-    for (int i = 0; i < rank; ++i) {
-        float const w = toFloat(weight[i]);
+    constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));
+    int const whole = rank / kPerWord * kPerWord;
+    for (int i = 0; i < whole; i += kPerWord) {
+        T element[kPerWord];
+        memcpy(element, weight + i, 4);
 #pragma unroll
-        for (int q = 0; q < kChunk; ++q) acc[q] = fmaRn(latent[q * latent_stride + i], w, acc[q]);
+        for (int part = 0; part < kPerWord; ++part) {
+            float const w = toFloat(element[part]);
+#pragma unroll
+            for (int q = 0; q < kChunk; ++q) acc[q] = fmaRn(latent[q * latent_stride + i + part], w, acc[q]);
+        }
+    }
+    for (int i = whole; i < rank; ++i) {
+        for (int q = 0; q < kChunk; ++q) acc[q] = fmaRn(latent[q * latent_stride + i], toFloat(weight[i]), acc[q]);
     }
 }
 
@@ -220,9 +229,9 @@ __global__ void __launch_bounds__(kRowsPerBlock) markovLogitsKernel(MarkovStep c
                 weight[index / r * stride + index % r] = from[index];
             }
         }
-        if (kInt8 && r % 4 != 0) {  // the last word of a row is padded with zeros
+        if constexpr (kInt8) {  // the last word of a row is padded with zeros
             for (int row = static_cast<int>(threadIdx.x); row < count; row += kRowsPerBlock) {
-                for (int i = r; i < (r + 3) / 4 * 4; ++i) weight[row * stride + i] = T(0);
+                for (int i = r; i < (r + 3) / 4 * 4; ++i) weight[row * stride + i] = 0;
             }
         }
     }
@@ -263,10 +272,9 @@ __global__ void __launch_bounds__(kRowsPerBlock) markovLogitsKernel(MarkovStep c
         }
 #pragma unroll
         for (int q = 0; q < kChunk; ++q) {
-            if (q >= chunk_size) break;  // uniform in the block
             int const request = chunk + q;
             uint64_t key = 0;
-            if (live) {
+            if (live && q < chunk_size) {
                 int64_t const at = static_cast<int64_t>(request) * p.draft_len + launch.step;
                 float logit = logitRow(p.base_logits, p.logits_type, at, p.draft_vocab)[id];
                 if (kInt8) bias[q] = has_head ? mulRn(bias[q], mulRn(s.latent_scale[request], row_scale)) : 0.0f;
@@ -275,7 +283,7 @@ __global__ void __launch_bounds__(kRowsPerBlock) markovLogitsKernel(MarkovStep c
                 key = argmaxKey(logit, id);
             }
             key = warpMax(key);
-            if ((threadIdx.x & 31) == 0) {
+            if ((threadIdx.x & 31) == 0 && key != 0) {
                 atomicMax(reinterpret_cast<unsigned long long*>(s.top_key) + request,
                           static_cast<unsigned long long>(key));
             }
@@ -320,8 +328,7 @@ __device__ inline int storePick(BlockTeam const& team, MarkovDraftParams const& 
 
 //! Second launch of a dense step: masses of the row by several blocks, the pick by the last of them to finish, then the
 //! latent of the next step. blockIdx.x = part of the row, blockIdx.y = request.
-template <class T>
-__global__ void __launch_bounds__(kPickThreads) markovPickKernel(MarkovStep const launch) {
+static __global__ void __launch_bounds__(kPickThreads) markovPickKernel(MarkovStep const launch) {
     MarkovDraftParams const& p = launch.params;
     BlockTeam const team = {reinterpret_cast<uint64_t*>(sharedMemory())};
     MarkovScratch const s = markovScratch(p);
@@ -373,7 +380,7 @@ __global__ void __launch_bounds__(kPickThreads) markovPickKernel(MarkovStep cons
         s.top_key[request] = 0;
         s.counter[request] = 0;
     }
-    if (launch.step + 1 < p.draft_len) nextLatent<T>(team, p, s, request, launch.step + 1, token);
+    if (launch.step + 1 < p.draft_len) nextLatent(team, p, s, request, launch.step + 1, token);
 }
 
 }  // namespace dspark

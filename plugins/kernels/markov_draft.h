@@ -4,6 +4,8 @@
 
 #include "launch_status.h"
 
+#include "dspark/hd.h"
+
 namespace dspark {
 
 //! Two ways: dense (num_candidates = 0; one pass over W2 a step for all requests, two launches a step) and the candidate
@@ -53,22 +55,34 @@ struct MarkovDraftParams {
     void* workspace;           // markovDraftWorkspaceBytes(...), 16-byte aligned
 };
 
-//! Sizes of the scratch arrays, in the order in which they lie.
+//! Byte offsets of the scratch arrays and their total size.
 struct MarkovDraftLayout {
-    int64_t top_key, tile_mass, latent, latent_scale, state, counter, total;
+    int64_t top_key;       // u64 [R] argmax key of the current step, 0 between steps
+    int64_t tile_mass;     // u64 [R, tiles]
+    int64_t latent;        // [R] rows of latent_bytes: float32, or int8 at the front
+    int64_t latent_scale;  // float32 [R]
+    int64_t state;         // float32 [R, r] rnn state
+    int64_t pre;           // float32 [R, 3r] gate (and rnn) pre-activations
+    int64_t counter;       // i32 [R] blocks that have finished a request's masses, 0 between steps
+    int64_t total;
+    int64_t tiles;
+    int64_t latent_bytes;
 };
 
-inline int64_t roundUp16(int64_t bytes) { return (bytes + 15) / 16 * 16; }
+DSPARK_HD inline int64_t roundUp16(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 
-inline MarkovDraftLayout markovDraftLayout(int64_t num_requests, int64_t vocab, int64_t draft_vocab, int64_t rank) {
-    int64_t const tiles = ((vocab > draft_vocab ? vocab : draft_vocab) + 1023) / 1024;
+DSPARK_HD inline MarkovDraftLayout markovDraftLayout(int64_t num_requests, int64_t vocab, int64_t draft_vocab,
+                                                     int64_t rank) {
     MarkovDraftLayout layout;
+    layout.tiles = ((vocab > draft_vocab ? vocab : draft_vocab) + 1023) / 1024;
+    layout.latent_bytes = roundUp16(rank * 4);
     layout.top_key = 0;
     layout.tile_mass = layout.top_key + roundUp16(num_requests * 8);
-    layout.latent = layout.tile_mass + roundUp16(num_requests * tiles * 8);
-    layout.latent_scale = layout.latent + roundUp16(num_requests * roundUp16(rank * 4));
+    layout.latent = layout.tile_mass + roundUp16(num_requests * layout.tiles * 8);
+    layout.latent_scale = layout.latent + num_requests * layout.latent_bytes;
     layout.state = layout.latent_scale + roundUp16(num_requests * 4);
-    layout.counter = layout.state + roundUp16(num_requests * rank * 4);
+    layout.pre = layout.state + roundUp16(num_requests * rank * 4);
+    layout.counter = layout.pre + roundUp16(num_requests * rank * 12);
     layout.total = layout.counter + roundUp16(num_requests * 4);
     return layout;
 }

@@ -98,6 +98,18 @@ private:
 
 constexpr int kBlockTeamBytes = 32 * 8;
 
+//! dot16 of plugins/core by the 16 threads of a half warp, a thread a lane; the result is on all 16. `a` and `b` are
+//! anything indexable that yields float.
+template <class A, class B>
+__device__ inline float halfWarpDot(A const& a, B const& b, int n) {
+    unsigned const mask = 0xffffu << (threadIdx.x & 16);
+    float sum = 0.0f;
+    for (int i = static_cast<int>(threadIdx.x & 15); i < n; i += 16) sum = fmaRn(a[i], b[i], sum);
+    // The tree of dot16 adds lanes c and c + width; addition commutes, so every lane of a pair may hold the sum.
+    for (int width = 8; width >= 1; width >>= 1) sum = addRn(sum, __shfl_xor_sync(mask, sum, width));
+    return sum;
+}
+
 //! tileMasses of plugins/core for a block: a warp a tile, so that a tile costs no block barrier. Same integers.
 template <class Mass>
 __device__ uint64_t tileMasses(BlockTeam const& team, Mass const& mass, int count, uint64_t* tile_mass) {

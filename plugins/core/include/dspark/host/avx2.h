@@ -253,8 +253,8 @@ DSPARK_AVX2 inline void panelsI8(PanelJob const& job) {
     }
 }
 
-inline constexpr Kernels kKernels = {"avx2",   topKey, tileMassesOf, masses,   probabilities,
-                                     groupMax, dot,    panelsF32,    panelsI8};
+inline constexpr Kernels kKernels = {"avx2",   topKey,             tileMassesOf, masses,    probabilities,
+                                     groupMax, portable::compress, dot,          panelsF32, panelsI8};
 
 }  // namespace dspark::host::avx2
 

@@ -153,6 +153,20 @@ DSPARK_AVX512 inline void groupMax(float const* row, int count, float* out) {
     if (begin < count) portable::groupMax(row + begin, count - begin, out + group);
 }
 
+DSPARK_AVX512 inline int compress(float const* row, int count, float low, float high, float* out) {
+    __m512 const wide_low = _mm512_set1_ps(low), wide_high = _mm512_set1_ps(high);
+    int kept = 0;
+    for (int id = 0; id < count; id += 16) {
+        __mmask16 const valid = tailMask(count - id);
+        __m512 const x = _mm512_maskz_loadu_ps(valid, row + id);
+        __mmask16 const keep = _mm512_mask_cmp_ps_mask(_mm512_mask_cmp_ps_mask(valid, x, wide_low, _CMP_GE_OQ), x,
+                                                       wide_high, _CMP_LT_OQ);
+        _mm512_storeu_ps(out + kept, _mm512_maskz_compress_ps(keep, x));
+        kept += __builtin_popcount(keep);
+    }
+    return kept;
+}
+
 DSPARK_AVX512 inline float dot(float const* a, float const* b, int n) {
     __m512 acc = _mm512_setzero_ps();
     int i = 0;
@@ -268,8 +282,8 @@ DSPARK_AVX512 inline void panelsI8(PanelJob const& job) {
     }
 }
 
-inline constexpr Kernels kKernels = {"avx512", topKey, tileMassesOf, masses,   probabilities,
-                                     groupMax, dot,    panelsF32,    panelsI8};
+inline constexpr Kernels kKernels = {"avx512", topKey,   tileMassesOf, masses,    probabilities,
+                                     groupMax, compress, dot,          panelsF32, panelsI8};
 
 }  // namespace dspark::host::avx512
 

@@ -8,6 +8,7 @@ namespace dspark::host {
 
 constexpr int kPanel = 64;  // vocabulary rows of one packed W2 panel
 constexpr int kGroup = 64;  // entries of one group maximum
+constexpr int kCompressSlack = 16;  // compress writes up to this many entries past the last kept one
 
 //! Corrected logits of one vocabulary tile for all requests: out = base + W2 tile * latent.
 struct PanelJob {
@@ -35,6 +36,8 @@ struct Kernels {
     void (*probabilities)(float const* row, RowLaw const& law, int count, double factor, uint64_t* out);
     //! out[g] = largest of group g (kGroup entries, the last may be short).
     void (*group_max)(float const* row, int count, float* out);
+    //! Copies the entries with low <= x < high to out (may be row itself) in order; returns how many.
+    int (*compress)(float const* row, int count, float low, float high, float* out);
     float (*dot)(float const* a, float const* b, int n);
     void (*panel_f32)(PanelJob const& job);
     void (*panel_i8)(PanelJob const& job);

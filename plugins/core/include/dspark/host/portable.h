@@ -30,6 +30,16 @@ inline void groupMax(float const* row, int count, float* out) {
     }
 }
 
+inline int compress(float const* row, int count, float low, float high, float* out) {
+    int kept = 0;
+    for (int i = 0; i < count; ++i) {
+        float const x = row[i];
+        out[kept] = x;
+        kept += (x >= low) & (x < high);
+    }
+    return kept;
+}
+
 inline void panelF32(PanelJob const& job) {
     auto const* const panels = static_cast<float const*>(job.panels);
     auto const* const latents = static_cast<float const*>(job.latent);
@@ -63,7 +73,7 @@ inline void panelI8(PanelJob const& job) {
     }
 }
 
-inline constexpr Kernels kKernels = {"portable", topKey, tileMassesOf, masses,  probabilities,
-                                     groupMax,   dot16,  panelF32,     panelI8};
+inline constexpr Kernels kKernels = {"portable", topKey,   tileMassesOf, masses,   probabilities,
+                                     groupMax,   compress, dot16,        panelF32, panelI8};
 
 }  // namespace dspark::host::portable
