@@ -15,7 +15,7 @@ from trtllm_dspark.engine_process.metrics import EngineMetrics
 from trtllm_dspark.engine_process.queue import RequestQueue
 from trtllm_dspark.engine_process.requests import GenerationRequest, PromptEncoder, RequestLimits
 from trtllm_dspark.engine_process.service import EngineService
-from trtllm_dspark.engine_process.watchdog import exit_with_parent
+from trtllm_dspark.serving.watchdog import exit_with_parent
 
 logger = logging.getLogger(__name__)
 

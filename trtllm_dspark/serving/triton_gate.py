@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtllm_dspark.engine_process.watchdog import exit_with_parent
+from trtllm_dspark.serving.watchdog import exit_with_parent
 from trtllm_dspark.serving.client import EngineClient
 from trtllm_dspark.serving.triton_model import check_interpreter, parameter
 

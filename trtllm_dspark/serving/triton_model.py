@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtllm_dspark.engine_process.watchdog import exit_with_parent
+from trtllm_dspark.serving.watchdog import exit_with_parent
 from trtllm_dspark.errors import RequestError
 from trtllm_dspark.serving.client import ENGINE_UNAVAILABLE, EngineClient, EngineUnavailable, is_final
 from trtllm_dspark.serving.contract import ModelSpec
