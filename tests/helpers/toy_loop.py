@@ -135,8 +135,9 @@ def decode(
     size = sampling.num_requests
     before, anchors = (row.copy() for row in first or (np.zeros(size, np.int64), np.ones(size, np.int64)))
     positions = np.full(size, 10, np.int64)
-    emitted: list[list[int]] = [[] for _ in range(size)]
-    while min(len(tokens) for tokens in emitted) < num_tokens:
+    result, counts = np.zeros((size, num_tokens), np.int64), np.zeros(size, np.int64)
+    rows, steps = np.arange(size), np.arange(tables.gamma + 1)
+    while counts.min() < num_tokens:
         hidden = tables.hidden[anchors]
         draft = _core.draft_chain(
             tables.heads, tables.base[anchors], anchors, positions, sampling, hidden=hidden, acceptance=acceptance
@@ -146,12 +147,14 @@ def decode(
         previous = np.concatenate([[0], packed.token_ids[:-1]])
         previous[packed.cu_tokens[:-1]] = before
         tokens, emitted_len = accept(tables.target[previous, packed.token_ids], lengths, positions, sampling, draft)
-        for r, count in enumerate(emitted_len.tolist()):
-            emitted[r] += tokens[r, :count].tolist()
-            window = [anchors[r], *tokens[r, :count]]
-            before[r], anchors[r] = window[-2], window[-1]
-        positions = positions + emitted_len
-    return np.array([tokens[:num_tokens] for tokens in emitted])
+
+        places = counts[:, None] + steps
+        wanted = (steps < emitted_len[:, None]) & (places < num_tokens)
+        result[np.nonzero(wanted)[0], places[wanted]] = tokens[wanted]
+        window = np.concatenate([anchors[:, None], tokens], axis=1)
+        before, anchors = window[rows, emitted_len - 1], window[rows, emitted_len]
+        counts, positions = counts + emitted_len, positions + emitted_len
+    return result
 
 
 def sequence_law(tables: Tables, temperature: float, num_tokens: int) -> np.ndarray:
