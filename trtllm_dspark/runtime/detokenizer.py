@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import tokenizers
+
 from trtllm_dspark.errors import EngineError
 
 TokenBytes = Callable[[int], bytes]
@@ -31,33 +33,25 @@ class Detokenizer:
         return self._decoder.decode(self._token_bytes(token_id))
 
 
-def token_bytes_table(tokenizer_json: str, special_ids: frozenset[int]) -> TokenBytes:
+def token_bytes_of(tokenizer: tokenizers.Tokenizer) -> TokenBytes:
     """Return the function that gives each token's bytes.
 
     Args:
-        tokenizer_json: a `tokenizer.json` whose decoder is byte-level, or Metaspace, or a sequence of Replace,
-            ByteFallback, Fuse and Strip.
-        special_ids: tokens that leave no text.
+        tokenizer: its decoder is byte-level, Metaspace, or a sequence of Replace, ByteFallback, Fuse and Strip.
 
     Raises:
         EngineError: the decoder is of another kind.
     """
-    spec: dict[str, Any] = json.loads(tokenizer_json)
-    vocab = spec["model"]["vocab"]
-    if isinstance(vocab, dict):
-        pieces = {int(token_id): piece for piece, token_id in vocab.items()}
-    else:
-        pieces = {token_id: piece for token_id, (piece, _) in enumerate(vocab)}
-    added = {int(token["id"]): str(token["content"]) for token in spec.get("added_tokens", ())}
-    convert = _piece_converter(spec.get("decoder"))
-    cache: dict[int, bytes] = {token_id: b"" for token_id in special_ids}
-    cache |= {token_id: text.encode() for token_id, text in added.items() if token_id not in special_ids}
+    # A decoder says what it is only in its serialised form; the whole tokenizer's would take 30 MB to parse.
+    convert = _piece_converter(None if tokenizer.decoder is None else json.loads(tokenizer.decoder.__getstate__()))
+    added = tokenizer.get_added_tokens_decoder()
+    cache = {token_id: b"" if token.special else token.content.encode() for token_id, token in added.items()}
 
     def token_bytes(token_id: int) -> bytes:
         found = cache.get(token_id)
         if found is None:
             # Ids above the vocabulary exist where a model's embedding is padded; they have no text.
-            piece = pieces.get(token_id)
+            piece = tokenizer.id_to_token(token_id)
             found = cache[token_id] = b"" if piece is None else convert(piece)
         return found
 

@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trtllm_dspark.engine_dir import EngineDirectory
 from trtllm_dspark.errors import EngineError, RequestError
-from trtllm_dspark.runtime.detokenizer import Detokenizer, TokenBytes, token_bytes_table
+from trtllm_dspark.runtime.detokenizer import Detokenizer, TokenBytes, token_bytes_of
 
 Message = Mapping[str, Any]
 
@@ -47,7 +47,6 @@ class Tokenizer:
             raise EngineError(f"tokenizer.json cannot be read ({error}); build the engine again") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._json = tokenizer_json
         self._template = None if chat_template is None else _compile(chat_template)
         self._specials = {
             "bos_token": self._token_text(bos_token_id),
@@ -122,8 +121,7 @@ class Tokenizer:
 
     @cached_property
     def _token_bytes(self) -> TokenBytes:
-        added = self._tokenizer.get_added_tokens_decoder()
-        return token_bytes_table(self._json, frozenset(token for token, entry in added.items() if entry.special))
+        return token_bytes_of(self._tokenizer)
 
     def _token_text(self, token_id: int | None) -> str:
         return "" if token_id is None else self._tokenizer.id_to_token(token_id) or ""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtllm_dspark.errors import EngineError
-from trtllm_dspark.runtime.detokenizer import Detokenizer, token_bytes_table
+from trtllm_dspark.runtime.detokenizer import Detokenizer, token_bytes_of
 from trtllm_dspark.runtime.tokenizer import Tokenizer
 
 TOY = Tokenizer(tokenizer_json(), eos_token_ids=(EOS,))
@@ -70,8 +70,7 @@ def test_push_special_token_inside_a_character_does_not_break_it() -> None:
 
 
 def test_push_sentencepiece_pieces_keeps_spaces_and_byte_tokens() -> None:
-    table = token_bytes_table(sentencepiece_json(), frozenset({1}))
-    detokenizer = Detokenizer(table)
+    detokenizer = Detokenizer(token_bytes_of(tokenizers.Tokenizer.from_str(sentencepiece_json())))
     ids = [2, 3, 4, *(5 + byte for byte in "é".encode()), 1]
     assert "".join(detokenizer.push(token) for token in ids) == " Hello world!é"
 
@@ -80,7 +79,13 @@ def test_push_id_beyond_the_vocabulary_gives_no_text() -> None:
     assert TOY.decode([*encode("a"), 10_000]) == "a"
 
 
-def test_token_bytes_table_unknown_decoder_is_refused_by_name() -> None:
+def test_token_bytes_unknown_decoder_is_refused_by_name() -> None:
     spec = json.loads(tokenizer_json()) | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}
     with pytest.raises(EngineError, match="WordPiece"):
-        token_bytes_table(json.dumps(spec), frozenset())
+        token_bytes_of(tokenizers.Tokenizer.from_str(json.dumps(spec)))
+
+
+def test_token_bytes_no_decoder_is_refused() -> None:
+    spec = json.loads(tokenizer_json()) | {"decoder": None}
+    with pytest.raises(EngineError, match="none"):
+        token_bytes_of(tokenizers.Tokenizer.from_str(json.dumps(spec)))
