@@ -137,7 +137,7 @@ __device__ inline float candidateLogit(MarkovDraftParams const& p, MarkovScratch
 }
 
 //! Walks one request's block over its candidates. Shared memory: team scratch, then the row [C].
-static __global__ void __launch_bounds__(kWalkThreads) candidateWalkKernel(MarkovDraftParams const p) {
+static __global__ void __launch_bounds__(kWalkThreads, 1) candidateWalkKernel(MarkovDraftParams const p) {
     BlockTeam const team = {reinterpret_cast<uint64_t*>(sharedMemory())};
     MarkovScratch const s = markovScratch(p);
     int const request = static_cast<int>(blockIdx.x), size = p.num_candidates;

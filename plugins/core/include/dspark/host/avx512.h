@@ -181,10 +181,22 @@ DSPARK_AVX512 inline float dot(float const* a, float const* b, int n) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
+//! Start fetching the base logits that the block of requests needs at the end of this panel: rows of many requests are too
+//! many streams for the hardware prefetcher.
+template <int kRequests>
+DSPARK_AVX512 inline void prefetchBase(PanelJob const& job, int first, int id) {
+    if (job.num_requests < 4) return;
+    for (int q = 0; q < kRequests; ++q) {
+        char const* const base = reinterpret_cast<char const*>(job.base[first + q] + id);
+        for (int line = 0; line < 4; ++line) _mm_prefetch(base + line * 64, _MM_HINT_T0);
+    }
+}
+
 //! One panel for kRequests requests starting at `first`.
 template <int kRequests>
 DSPARK_AVX512 inline void panelF32(PanelJob const& job, float const* panel, int first, int id, int valid) {
     float const* const latent = static_cast<float const*>(job.latent) + static_cast<int64_t>(first) * job.rank;
+    prefetchBase<kRequests>(job, first, id);
     __m512 acc[kRequests][4];
     for (int q = 0; q < kRequests; ++q) {
         for (int j = 0; j < 4; ++j) acc[q][j] = _mm512_setzero_ps();
@@ -217,6 +229,7 @@ template <int kRequests>
 DSPARK_AVX512 inline void panelI8(PanelJob const& job, int8_t const* panel, int first, int id, int valid) {
     int const groups = (job.rank + 3) >> 2;
     auto const* const latent = static_cast<int8_t const*>(job.latent) + static_cast<int64_t>(first) * groups * 4;
+    prefetchBase<kRequests>(job, first, id);
     __m512i acc[kRequests][4];
     for (int j = 0; j < 4; ++j) {
         __mmask16 const mask = valid > j * 16 ? tailMask(valid - j * 16) : static_cast<__mmask16>(0);
@@ -253,16 +266,19 @@ DSPARK_AVX512 inline void panelI8(PanelJob const& job, int8_t const* panel, int 
     }
 }
 
-#define DSPARK_DISPATCH_REQUESTS(function, panel)                                 \
-    for (int first = 0; first < job.num_requests; first += 6) {                   \
-        switch (minOf(6, job.num_requests - first)) {                             \
-            case 1: function<1>(job, panel, first, id, valid); break;             \
-            case 2: function<2>(job, panel, first, id, valid); break;             \
-            case 3: function<3>(job, panel, first, id, valid); break;             \
-            case 4: function<4>(job, panel, first, id, valid); break;             \
-            case 5: function<5>(job, panel, first, id, valid); break;             \
-            default: function<6>(job, panel, first, id, valid); break;            \
-        }                                                                         \
+//! Blocks of at most six requests (24 accumulators), as equal as possible: a short last block would starve the FMA pipes.
+#define DSPARK_DISPATCH_REQUESTS(function, panel)                                            \
+    for (int first = 0, blocks = (job.num_requests + 5) / 6; blocks > 0; --blocks) {         \
+        int const size = (job.num_requests - first + blocks - 1) / blocks;                   \
+        switch (size) {                                                                      \
+            case 1: function<1>(job, panel, first, id, valid); break;                        \
+            case 2: function<2>(job, panel, first, id, valid); break;                        \
+            case 3: function<3>(job, panel, first, id, valid); break;                        \
+            case 4: function<4>(job, panel, first, id, valid); break;                        \
+            case 5: function<5>(job, panel, first, id, valid); break;                        \
+            default: function<6>(job, panel, first, id, valid); break;                       \
+        }                                                                                    \
+        first += size;                                                                       \
     }
 
 DSPARK_AVX512 inline void panelsF32(PanelJob const& job) {
