@@ -55,9 +55,11 @@ def random_cases(count: int, *, seed: int, max_requests: int = 8, max_gamma: int
 
 
 def random_table(rng: np.random.Generator, size: int) -> np.ndarray:
-    """Return [size] microseconds: a line, a staircase, or random rises, all above a start that is random too."""
+    """Return [size] microseconds: a line, a staircase, random rises, or t(B) = B / 2, where certain tokens tie."""
     start, slope = rng.uniform(0.5, 40), rng.choice([0.1, 0.5, 1.0, 3.0])
-    kind = rng.integers(0, 3)
+    kind = rng.integers(0, 4)
+    if kind == 3:
+        return np.maximum(np.arange(size), 1).astype(np.float32) / 2
     if kind == 0:
         rises = np.full(size, slope)
     elif kind == 1:

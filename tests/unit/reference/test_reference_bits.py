@@ -220,6 +220,14 @@ def test_schedule_twin_equals_algorithm_1_without_rounding(rng: np.random.Genera
         assert bit_schedule.threshold(grid, 0.5) == schedule.threshold(exact, Fraction(1, 2))
 
 
+def test_schedule_twin_equal_throughput_is_no_gain() -> None:
+    grid = bit_schedule.survival_grid(np.ones((1, 3), np.float32))
+    theta = bit_schedule.throughputs(grid, np.arange(5, dtype=np.float32))
+    assert len(set(theta)) == 1
+    assert bit_schedule.early_stop(grid, theta) == [0]
+    assert bit_schedule.verify_budget(theta) == 0
+
+
 def test_schedule_twin_token_budget_cuts_step_by_step() -> None:
     assert bit_schedule.fixed(3, [3, 1, 3], token_budget=5) == [2, 1, 2]
     assert bit_schedule.fixed(3, [3, 1, 3], token_budget=4) == [2, 1, 1]

@@ -16,6 +16,7 @@ from trtllm_dspark.reference.acceptance import (
     residual_law,
 )
 from trtllm_dspark.reference.decode import Drafter, Target, decode, speculative_decode
+from trtllm_dspark.reference.models import drafter_block, drafter_context, target_forward
 from trtllm_dspark.reference.packing import pack_tokens
 from trtllm_dspark.reference.schedule import Number, threshold
 
@@ -86,3 +87,22 @@ def test_speculative_decode_greedy_equals_plain_decode(
         accepted = len(round_.emitted) - 1
         assert round_.emitted[:accepted] == round_.drafts[:accepted]
         assert accepted == round_.verify_len or round_.emitted[-1] != round_.drafts[accepted]
+
+
+def test_speculative_decode_drafts_from_the_features_of_all_tokens_before_the_anchor(
+    pair: tuple[Target, Drafter],
+) -> None:
+    target, drafter = pair
+    prompt = [3, 1, 4, 1, 5]
+    tokens, rounds = speculative_decode(target, drafter, prompt, 8, choose_length=len, temperature=0.0, seed=0)
+    known = [*prompt, tokens[0]]
+    for round_ in rounds:
+        features = target_forward(*target, known[:-1], feature_layer_ids=drafter.config.target_layer_ids).features
+        context = drafter_context(drafter.config, drafter.arrays, features)
+        block = drafter_block(drafter.config, drafter.arrays, context, known[-1], target_arrays=target.arrays)
+        factors = [drafter.arrays[f"markov.{name}.weight"].astype(np.float64) for name in ("w1", "w2")]
+        before = known[-1]
+        for step, token in enumerate(round_.drafts):
+            before = int(np.argmax(block.base_logits[step] + factors[1] @ factors[0][before]))
+            assert token == before
+        known += round_.emitted
