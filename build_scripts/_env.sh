@@ -83,6 +83,7 @@ setup_venv() {
     local pip_settings=()
     provide_headers
     provide_library
+    rm -rf .venv/debian/{lists,cache} .venv/debian/*.deb
     echo "== installing"
     .venv/bin/python -m pip install -qq --disable-pip-version-check "${pip_settings[@]}" -e ".[$extras]"
     # Only its GGUF file is read; its dependencies would compile llama.cpp.
