@@ -5,68 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.drafter_dialects import DRAFT_IDS, HEAD_FIELDS, reduced_tensors, specforge_config, speculators_config
 from helpers.tiny_models import drafter_config, drafter_tensors, write_directory, write_target
 
 from trtllm_dspark.checkpoint import ModelConfig, load_drafter, load_target, spread_draft_vocab
 from trtllm_dspark.errors import CheckpointError
 
-HEAD_FIELDS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
-DRAFT_IDS = np.array([2, 5, 190, 7, *range(30, 90)], np.int64)
-
 
 @pytest.fixture(scope="module")
 def target_config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return load_target(write_target(tmp_path_factory.mktemp("target"))).config
-
-
-def _specforge_config(nested: dict[str, Any] | None = None, **overrides: Any) -> dict[str, Any]:
-    flat = drafter_config()
-    lifted = {name: flat.pop(name) for name in (*HEAD_FIELDS, "mask_token_id", "target_layer_ids")}
-    del flat["num_anchors"]
-    return {
-        **flat,
-        "architectures": ["DSparkDraftModel"],
-        "auto_map": {"AutoModel": "dspark.DSparkDraftModel"},
-        "target_hidden_size": None,
-        "dflash_config": {
-            "attention_mode": "gqa",
-            "projector_type": "dspark",
-            "confidence_head_alpha": 1.0,
-            **lifted,
-            **(nested or {}),
-        },
-        **overrides,
-    }
-
-
-def _speculators_config(nested: dict[str, Any] | None = None, **overrides: Any) -> dict[str, Any]:
-    flat = drafter_config()
-    outer = {name: flat.pop(name) for name in (*HEAD_FIELDS, "mask_token_id", "block_size")}
-    layers = flat.pop("target_layer_ids")
-    for name in ("num_target_layers", "num_anchors", "architectures"):
-        del flat[name]
-    return {
-        "architectures": ["DSparkSpeculator"],
-        "speculators_model_type": "dspark",
-        "speculators_version": "0.6.0",
-        "speculators_config": {"algorithm": "dspark", "verifier": {"name_or_path": "some/target"}},
-        "transformer_layer_config": {**flat, **(nested or {})},
-        "aux_hidden_state_layer_ids": [layer + 1 for layer in layers],
-        "draft_vocab_size": flat["vocab_size"],
-        "sample_from_anchor": True,
-        "sliding_window_non_causal": False,
-        "target_hidden_size": None,
-        **outer,
-        **overrides,
-    }
-
-
-def _reduced_tensors(**changes: Any) -> dict[str, Any]:
-    tensors = drafter_tensors(drafter_config(), 4, own_embed=True, own_lm_head=True, draft_vocab_size=len(DRAFT_IDS))
-    known = np.zeros(192, np.bool_)
-    known[DRAFT_IDS] = True
-    tensors |= {"d2t": DRAFT_IDS - np.arange(len(DRAFT_IDS)), "t2d": known}
-    return {name: values for name, values in {**tensors, **changes}.items() if values is not None}
 
 
 def _assert_same_drafter(directory: Path, target: ModelConfig, reference: Path, dialect: str) -> None:
@@ -81,11 +29,11 @@ def _assert_same_drafter(directory: Path, target: ModelConfig, reference: Path, 
 def test_specforge_drafter_equals_deepspec_one(tmp_path: Path, target_config: ModelConfig) -> None:
     tensors = drafter_tensors(drafter_config(), seed=4)
     reference = write_directory(tmp_path / "deepspec", drafter_config(), tensors)
-    nested = write_directory(tmp_path / "nested", _specforge_config(), tensors)
+    nested = write_directory(tmp_path / "nested", specforge_config(), tensors)
     _assert_same_drafter(nested, target_config, reference, "specforge")
     # Normalised exports repeat the fields at the top level and rename the class.
     flat = {name: drafter_config()[name] for name in HEAD_FIELDS}
-    repeated = _specforge_config(architectures=["Qwen3DSparkModel"], **flat)
+    repeated = specforge_config(architectures=["Qwen3DSparkModel"], **flat)
     _assert_same_drafter(write_directory(tmp_path / "flat", repeated, tensors), target_config, reference, "specforge")
 
 
@@ -106,15 +54,15 @@ def test_specforge_older_tensor_names_are_understood(
         prefix = next((old for old in renamed if name.startswith(old)), "")
         older[renamed.get(prefix, "") + name[len(prefix) :]] = values
     assert older.keys() != tensors.keys()
-    directory = write_directory(tmp_path / "older", _specforge_config(), older)
+    directory = write_directory(tmp_path / "older", specforge_config(), older)
     _assert_same_drafter(directory, target_config, reference, "specforge")
-    twice = write_directory(tmp_path / "twice", _specforge_config(), {**tensors, **older})
+    twice = write_directory(tmp_path / "twice", specforge_config(), {**tensors, **older})
     with pytest.raises(CheckpointError, match="under two names"):
         load_drafter(twice, target_config)
 
 
 def test_specforge_defaults_are_no_heads(tmp_path: Path, target_config: ModelConfig) -> None:
-    config = _specforge_config()
+    config = specforge_config()
     for name in (*HEAD_FIELDS, "confidence_head_alpha", "projector_type"):
         del config["dflash_config"][name]
     bare = drafter_config(markov_rank=0, markov_head_type=None, enable_confidence_head=False)
@@ -124,7 +72,7 @@ def test_specforge_defaults_are_no_heads(tmp_path: Path, target_config: ModelCon
 
 
 def test_specforge_old_name_of_confidence_switch_is_read(tmp_path: Path, target_config: ModelConfig) -> None:
-    config = _specforge_config({"use_confidence_head": True})
+    config = specforge_config({"use_confidence_head": True})
     del config["dflash_config"]["enable_confidence_head"]
     write_directory(tmp_path, config, drafter_tensors(drafter_config(), seed=4))
     assert load_drafter(tmp_path, target_config).config.confidence
@@ -151,7 +99,7 @@ def test_specforge_old_name_of_confidence_switch_is_read(tmp_path: Path, target_
 def test_specforge_other_maths_is_refused_by_name(
     tmp_path: Path, target_config: ModelConfig, nested: dict[str, Any], overrides: dict[str, Any], message: str
 ) -> None:
-    config = _specforge_config(nested, **overrides)
+    config = specforge_config(nested, **overrides)
     write_directory(tmp_path, config, drafter_tensors(drafter_config(), seed=4))
     with pytest.raises(CheckpointError, match=message):
         load_drafter(tmp_path, target_config)
@@ -160,12 +108,12 @@ def test_specforge_other_maths_is_refused_by_name(
 def test_speculators_drafter_equals_deepspec_one(tmp_path: Path, target_config: ModelConfig) -> None:
     tensors = drafter_tensors(drafter_config(), seed=4, own_embed=True, own_lm_head=True)
     reference = write_directory(tmp_path / "deepspec", drafter_config(), tensors)
-    directory = write_directory(tmp_path / "speculators", _speculators_config(), tensors)
+    directory = write_directory(tmp_path / "speculators", speculators_config(), tensors)
     _assert_same_drafter(directory, target_config, reference, "speculators")
 
 
 def test_speculators_reduced_vocabulary_offsets_become_target_ids(tmp_path: Path, target_config: ModelConfig) -> None:
-    write_directory(tmp_path, _speculators_config(draft_vocab_size=len(DRAFT_IDS)), _reduced_tensors())
+    write_directory(tmp_path, speculators_config(draft_vocab_size=len(DRAFT_IDS)), reduced_tensors())
 
     drafter = load_drafter(tmp_path, target_config)
 
@@ -178,7 +126,7 @@ def test_speculators_reduced_vocabulary_offsets_become_target_ids(tmp_path: Path
 
 
 def test_spread_draft_vocab_puts_rows_at_their_target_ids(tmp_path: Path, target_config: ModelConfig) -> None:
-    write_directory(tmp_path / "reduced", _speculators_config(draft_vocab_size=len(DRAFT_IDS)), _reduced_tensors())
+    write_directory(tmp_path / "reduced", speculators_config(draft_vocab_size=len(DRAFT_IDS)), reduced_tensors())
     reduced = load_drafter(tmp_path / "reduced", target_config)
 
     full, ids = spread_draft_vocab(reduced)
@@ -213,13 +161,13 @@ def test_spread_draft_vocab_puts_rows_at_their_target_ids(tmp_path: Path, target
 def test_speculators_bad_vocabulary_map_is_refused(
     tmp_path: Path, target_config: ModelConfig, changes: dict[str, Any], message: str
 ) -> None:
-    write_directory(tmp_path, _speculators_config(draft_vocab_size=len(DRAFT_IDS)), _reduced_tensors(**changes))
+    write_directory(tmp_path, speculators_config(draft_vocab_size=len(DRAFT_IDS)), reduced_tensors(**changes))
     with pytest.raises(CheckpointError, match=message):
         load_drafter(tmp_path, target_config).arrays["d2t"]
 
 
 def test_speculators_left_out_fields_take_the_library_defaults(tmp_path: Path, target_config: ModelConfig) -> None:
-    config = _speculators_config({"head_dim": 128, "rms_norm_eps": 1e-6})
+    config = speculators_config({"head_dim": 128, "rms_norm_eps": 1e-6})
     for name in ("markov_head_type", "enable_confidence_head", "confidence_head_with_markov", "block_size"):
         del config[name]
     for name in ("head_dim", "rms_norm_eps"):
@@ -233,14 +181,14 @@ def test_speculators_left_out_fields_take_the_library_defaults(tmp_path: Path, t
 def test_speculators_tensors_of_training_are_left_out(tmp_path: Path, target_config: ModelConfig) -> None:
     tensors = drafter_tensors(drafter_config(), seed=4)
     extra = {"verifier_norm.weight": np.ones(64, np.float32), "verifier_lm_head.weight": np.ones((192, 64), np.float32)}
-    write_directory(tmp_path, _speculators_config(), {**tensors, **extra})
+    write_directory(tmp_path, speculators_config(), {**tensors, **extra})
     assert len(load_drafter(tmp_path, target_config).arrays) == len(tensors)
 
 
 def test_speculators_embedding_never_filled_is_refused_when_read(tmp_path: Path, target_config: ModelConfig) -> None:
     tensors = drafter_tensors(drafter_config(), seed=4)
     write_directory(
-        tmp_path, _speculators_config(), {**tensors, "embed_tokens.weight": np.full((192, 64), np.nan, "f4")}
+        tmp_path, speculators_config(), {**tensors, "embed_tokens.weight": np.full((192, 64), np.nan, "f4")}
     )
     with pytest.raises(CheckpointError, match=r"embed_tokens\.weight holds NaN"):
         load_drafter(tmp_path, target_config).arrays["embed.weight"]
@@ -267,7 +215,7 @@ def test_speculators_embedding_never_filled_is_refused_when_read(tmp_path: Path,
 def test_speculators_other_maths_is_refused_by_name(
     tmp_path: Path, target_config: ModelConfig, nested: dict[str, Any], overrides: dict[str, Any], message: str
 ) -> None:
-    config = _speculators_config(nested, **overrides)
+    config = speculators_config(nested, **overrides)
     write_directory(tmp_path, config, drafter_tensors(drafter_config(), seed=4))
     with pytest.raises(CheckpointError, match=message):
         load_drafter(tmp_path, target_config)
