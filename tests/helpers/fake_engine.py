@@ -52,6 +52,7 @@ class FakeEngine:
         mistake_every: drafts at positions divisible by it are wrong; 0 = never.
         logit: logit of the next token; every other token has 0.
         nan_prefix: prefixes beginning with this token get NaN logits.
+        nan_draft: the drafter's logits of prefixes beginning with this token are NaN.
         fail_after: raise in this verify pass (counted from 1), or never.
         passes: what ran, in order.
     """
@@ -63,6 +64,7 @@ class FakeEngine:
     mistake_every: int = 3
     logit: float = 30.0
     nan_prefix: int | None = None
+    nan_draft: int | None = None
     fail_after: int | None = None
     has_drafter: bool = True
     has_confidence: bool = True
@@ -151,6 +153,8 @@ class FakeEngine:
                     hidden[row, step, 0] = DOUBTFUL
                 logits[row, step, token] = self.logit
                 prefix.append(token)
+            if prefix[0] == self.nan_draft:
+                logits[row] = np.nan
         return BlockOutput(logits, hidden)
 
     def copy_slot(self, source: int, destination: int, *, num_tokens: int, num_context: int) -> None:

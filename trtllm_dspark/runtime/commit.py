@@ -17,14 +17,16 @@ _STATUS_TEXT = {
 def commit(emitted: Emitted, *, now: float, stats: SessionStats) -> RequestOutput:
     """Append a round's tokens to a request, up to where it ends, and return its output of the round."""
     request = emitted.request
-    if emitted.status != _core.STATUS_OK:
-        text, code = _STATUS_TEXT.get(emitted.status, (f"the core refused its logits ({emitted.status})", "bad_logits"))
+    if emitted.choice.status != _core.STATUS_OK:
+        text, code = _STATUS_TEXT.get(
+            emitted.choice.status, (f"the core refused its logits ({emitted.choice.status})", "bad_logits")
+        )
         return end_request(request, "error", error=f"{text} at output token {request.num_output + 1}", error_code=code)
     token_ids: list[int] = []
     pieces: list[str] = []
     reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    for token in emitted.tokens:
+    for token in emitted.choice.tokens:
         token_ids.append(token)
         request.num_output += 1
         past_minimum = request.num_output >= request.params.min_tokens
@@ -51,7 +53,7 @@ def commit(emitted: Emitted, *, now: float, stats: SessionStats) -> RequestOutpu
         finish_reason=reason,
         stats=request.stats,
         stop_reason=stop_reason,
-        logprobs=tuple(emitted.logprobs[: len(token_ids)]),
+        logprobs=tuple(emitted.choice.logprobs[: len(token_ids)]),
     )
 
 
@@ -75,7 +77,7 @@ def _advance(request: ActiveRequest, emitted: Emitted, count: int) -> None:
     """Move the anchor: the tokens before the last one are in the target's cache now."""
     if not emitted.prefill:
         request.num_cached += count
-    request.anchor = emitted.tokens[count - 1]
+    request.anchor = emitted.choice.tokens[count - 1]
     request.features = emitted.features
 
 
@@ -85,6 +87,6 @@ def _count(request: ActiveRequest, emitted: Emitted, count: int, now: float, sta
     if emitted.prefill:
         return
     # A block clipped by a stop counts what was emitted, so the drafts behind the stop do not count as accepted.
-    accepted = min(len(emitted.tokens) - 1, count)
+    accepted = min(len(emitted.choice.tokens) - 1, count)
     for acceptance in (request.stats.acceptance, stats.acceptance):
         acceptance.record(drafted=emitted.drafted, verified=emitted.verified, accepted=accepted, emitted=count)

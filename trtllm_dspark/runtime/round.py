@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtllm_dspark import _core
 from trtllm_dspark.engine.base import ContextBatch, Engine, FloatArray, IntArray, TargetOutput, TokenBatch
@@ -22,6 +23,7 @@ from trtllm_dspark.speculation.scheduler import PrefixScheduler
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Scalar = TypeVar("Scalar", np.int64, np.float32)
 Chunks = Sequence[PromptChunk[ActiveRequest]]
 
 
@@ -30,16 +32,14 @@ class Draft:
     """Drafts of one round.
 
     Attributes:
-        result: what the core drafted for the rows [first, first + R') of the decoding requests.
-        first: first row that drafts.
+        result: what the core drafted for the span of decoding requests that draft.
         rows: [R] int64, row in `result` of each decoding request, -1 for one that does not draft.
-        tokens: [R, draft_len] int64, 0 where nothing was drafted.
+        tokens: [R, draft_len] int64; rows outside the span are 0, a row the core refused is -1.
         confidence: [R, draft_len] float32, or None where the schedule needs none.
         caps: [R] int64, most drafts to verify.
     """
 
     result: _core.Draft
-    first: int
     rows: IntArray
     tokens: IntArray
     confidence: FloatArray | None
@@ -66,25 +66,36 @@ class PrefillPass:
 
 
 @dataclass(slots=True)
-class Emitted:
-    """What the target decided for one request.
+class Choice:
+    """What the target chose for one request.
 
     Attributes:
         tokens: accepted drafts and the corrected or bonus token; empty when `status` is not 0.
         logprobs: one a token, where the request asked for them.
+        status: 0, or why the core refused the request's logits.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    status: int
+
+
+@dataclass(slots=True)
+class Emitted:
+    """The tokens of one request and where they came from.
+
+    Attributes:
+        choice: the tokens.
         drafted: drafts proposed.
         verified: drafts verified.
-        status: 0, or why the core refused the request's logits.
         features: [len(tokens), m * d] target features of the anchor and the accepted drafts, or None.
-        prefill: whether these tokens came from the prompt's last row.
+        prefill: whether the tokens came from the prompt's last row.
     """
 
     request: ActiveRequest
-    tokens: list[int]
-    logprobs: list[float]
+    choice: Choice
     drafted: int
     verified: int
-    status: int
     features: FloatArray | None
     prefill: bool
 
@@ -107,18 +118,22 @@ class RoundSteps:
         self._sampling = SamplingCache()
         self._draft_sampling = SamplingCache()
 
-    def draft(self, requests: list[ActiveRequest]) -> Draft | None:
-        """Let the drafter's context catch up with the tokens of last round, then draft one block a request."""
+    def draft(self, requests: list[ActiveRequest], caps: list[int]) -> Draft | None:
+        """Let the drafter's context catch up with the tokens of last round, then draft one block a request.
+
+        Args:
+            requests: decoding requests in slot order.
+            caps: drafts of each that may be verified, 0 for one that does not draft.
+        """
         scheduler = self._scheduler
         if scheduler is None or not requests:
             return None
         self._absorb_committed(requests)
-        caps = np.array([min(request.draft_cap, scheduler.draft_len) for request in requests], np.int64)
-        drafting = np.flatnonzero(caps > 0)
-        if drafting.size == 0:
+        drafting = [row for row, cap in enumerate(caps) if cap > 0]
+        if not drafting:
             return None
         # One pass covers contiguous slots: a request inside the span that does not draft rides along unread.
-        first, last = int(drafting[0]), int(drafting[-1]) + 1
+        first, last = drafting[0], drafting[-1] + 1
         span = requests[first:last]
         anchors = np.array([request.anchor for request in span], np.int64)
         positions = np.array([request.num_context for request in span], np.int64)
@@ -135,18 +150,23 @@ class RoundSteps:
             acceptance=self._acceptance,
             num_steps=scheduler.draft_len,
         )
-        rows = np.full(len(requests), -1, np.int64)
-        tokens = np.zeros((len(requests), scheduler.draft_len), np.int64)
-        rows[drafting] = drafting - first
-        caps[first:last][result.status != _core.STATUS_OK] = 0
-        tokens[first:last] = np.maximum(result.tokens, 0)
+        tokens = result.tokens
         confidence = None
         if scheduler.config.needs_confidence:
-            confidence = np.zeros((len(requests), scheduler.draft_len), np.float32)
-            confidence[first:last] = self._in_core(
-                _core.confidence, self._engine.heads, block.hidden, anchors, result.tokens
-            )
-        return Draft(result, first, rows, tokens, confidence, caps)
+            confidence = self._in_core(_core.confidence, self._engine.heads, block.hidden, anchors, tokens)
+        status = result.status.tolist()
+        limits = [min(cap, scheduler.draft_len) for cap in caps]
+        for row in range(first, last):
+            if status[row - first] != _core.STATUS_OK:
+                limits[row] = 0
+        rows = [row - first if cap > 0 else -1 for row, cap in enumerate(caps)]
+        return Draft(
+            result=result,
+            rows=np.array(rows, np.int64),
+            tokens=_padded(tokens, first, len(requests)),
+            confidence=None if confidence is None else _padded(confidence, first, len(requests)),
+            caps=np.array(limits, np.int64),
+        )
 
     def schedule(self, requests: list[ActiveRequest], draft: Draft | None, token_budget: int) -> IntArray:
         """Return [R] int64 drafts of each request to verify."""
@@ -200,16 +220,13 @@ class RoundSteps:
             # The prompt's last token is the anchor of the first output token: a round without drafts.
             positions = np.array([request.num_prompt - 1 for request in prefill.completed], np.int64)
             none = np.zeros(len(prefill.completed), np.int64)
-            accepted = self._decide(prefill.completed, prefill.output.logits, none, positions, None)
-            emitted += [self._emitted(accepted, row, request) for row, request in enumerate(prefill.completed)]
+            for request, choice in self._decide(prefill.completed, prefill.output.logits, none, positions, None):
+                emitted.append(Emitted(request, choice, drafted=0, verified=0, features=None, prefill=True))
         if decode is not None:
-            accepted = self._decide(
+            chosen = self._decide(
                 decode.requests, decode.output.logits, decode.verify_len, decode.positions, decode.draft
             )
-            start = 0
-            for row, request in enumerate(decode.requests):
-                emitted.append(self._emitted(accepted, row, request, decode, start))
-                start += 1 + int(decode.verify_len[row])
+            emitted += _with_features(decode, chosen)
         return emitted
 
     def _decide(
@@ -219,8 +236,9 @@ class RoundSteps:
         verify_len: IntArray,
         positions: IntArray,
         draft: Draft | None,
-    ) -> _core.Accepted:
-        return self._in_core(
+    ) -> list[tuple[ActiveRequest, Choice]]:
+        logprobs = any([request.params.logprobs for request in requests])
+        accepted = self._in_core(
             _core.accept_ragged,
             _ban_end_tokens(requests, logits, verify_len),
             verify_len,
@@ -229,39 +247,16 @@ class RoundSteps:
             draft=None if draft is None else draft.result,
             draft_rows=None if draft is None else draft.rows,
             acceptance=self._acceptance,
-            logprobs=any(request.params.logprobs for request in requests),
-        )
-
-    def _emitted(
-        self,
-        accepted: _core.Accepted,
-        row: int,
-        request: ActiveRequest,
-        decode: DecodePass | None = None,
-        start: int = 0,
-    ) -> Emitted:
-        count = int(accepted.emitted_len[row])
-        logprobs: list[float] = []
-        if accepted.logprobs is not None and request.params.logprobs:
-            logprobs = accepted.logprobs[row, :count].tolist()
-        drafted = verified = 0
-        features = None
-        if decode is not None:
-            verified = int(decode.verify_len[row])
-            if decode.draft is not None and decode.draft.rows[row] >= 0:
-                drafted = decode.draft.result.num_steps
-            if request.speculates:
-                features = decode.output.features[start : start + count]
-        return Emitted(
-            request=request,
-            tokens=accepted.tokens[row, :count].tolist(),
             logprobs=logprobs,
-            drafted=drafted,
-            verified=verified,
-            status=int(accepted.status[row]),
-            features=features,
-            prefill=decode is None,
         )
+        # The core makes a new array at every access.
+        tokens, status = accepted.tokens.tolist(), accepted.status.tolist()
+        values = accepted.logprobs.tolist() if accepted.logprobs is not None else [[]] * len(requests)
+        chosen = []
+        for row, (request, count) in enumerate(zip(requests, accepted.emitted_len.tolist(), strict=True)):
+            own = values[row][:count] if request.params.logprobs else []
+            chosen.append((request, Choice(tokens[row][:count], own, status[row])))
+        return chosen
 
     def _absorb_committed(self, requests: list[ActiveRequest]) -> None:
         behind = [request.features for request in requests if request.features is not None]
@@ -303,9 +298,31 @@ class RoundSteps:
         return result
 
 
+def _padded(span: NDArray[Scalar], first: int, num_rows: int) -> NDArray[Scalar]:
+    """Return [num_rows, n] with `span` from row `first` on and zeros around it."""
+    if len(span) == num_rows:
+        return span
+    padded = np.zeros((num_rows, span.shape[1]), span.dtype)
+    padded[first : first + len(span)] = span
+    return padded
+
+
+def _with_features(decode: DecodePass, chosen: list[tuple[ActiveRequest, Choice]]) -> list[Emitted]:
+    """Add to each choice what was drafted and verified, and the features of the rows that were committed."""
+    draft, features = decode.draft, decode.output.features
+    rows = [-1] * len(chosen) if draft is None else draft.rows.tolist()
+    num_steps = 0 if draft is None else draft.result.num_steps
+    emitted, start = [], 0
+    for (request, choice), verified, row in zip(chosen, decode.verify_len.tolist(), rows, strict=True):
+        committed = features[start : start + len(choice.tokens)] if request.speculates else None
+        emitted.append(Emitted(request, choice, num_steps if row >= 0 else 0, verified, committed, prefill=False))
+        start += 1 + verified
+    return emitted
+
+
 def _ban_end_tokens(requests: list[ActiveRequest], logits: FloatArray, verify_len: IntArray) -> FloatArray:
     """Return logits in which no request can end before its `min_tokens`."""
-    if all(request.ban_len <= 0 for request in requests):
+    if all([request.ban_len <= 0 for request in requests]):
         return logits
     logits = logits.copy()
     start = 0

@@ -216,16 +216,17 @@ class Session:
         for move in self._slots.compact():
             self._copy_slot(move.source, move.destination, move.request)
         decoding = self._slots.decoding
+        caps = [request.draft_cap for request in decoding]
         plan = self._batcher.plan(
             num_decoding=len(decoding),
-            drafts_wanted=sum(request.draft_cap for request in decoding),
+            drafts_wanted=sum(caps),
             prefilling=self._slots.prefilling,
             num_free=self._slots.num_free,
         )
         for request in plan.admitted:
             self._slots.place(request)
             request.stats.scheduled = time.perf_counter()
-        draft = self._steps.draft(decoding)
+        draft = self._steps.draft(decoding, caps)
         verify_len = self._steps.schedule(decoding, draft, plan.draft_budget)
         decode = self._steps.verify(decoding, draft, verify_len)
         prefill = self._steps.prefill(plan.chunks)

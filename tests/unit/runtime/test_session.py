@@ -189,6 +189,18 @@ def test_step_nan_logits_end_that_request_alone() -> None:
     assert token_ids(outputs["good"]) == greedy(prompt(2, 4), 15)
 
 
+@pytest.mark.parametrize("mode", ["fixed", "threshold:0.3", "stale_topk"])
+def test_step_nan_draft_costs_its_request_the_drafts_only(mode: str) -> None:
+    session = make(mode, engine=FakeEngine(nan_draft=63))
+    session.add(Request("bad", [63, 1, 2], SamplingParams(max_tokens=15)))
+    session.add(Request("good", prompt(2, 4), SamplingParams(max_tokens=15)))
+    outputs = collect_outputs(session)
+    assert token_ids(outputs["bad"]) == greedy([63, 1, 2], 15)
+    assert outputs["bad"][-1].stats.acceptance.verified == 0
+    assert token_ids(outputs["good"]) == greedy(prompt(2, 4), 15)
+    assert outputs["good"][-1].stats.acceptance.accepted > 0
+
+
 @pytest.mark.parametrize("fail_after", [1, 2, 3, 5])
 def test_step_engine_failure_ends_every_request_with_an_error(fail_after: int) -> None:
     session = make("fixed", engine=FakeEngine(fail_after=fail_after, max_batch_size=2))
