@@ -58,7 +58,7 @@ struct SelectLaunch {
 //!
 //! The C-th largest of the threads' own maxima is a lower bound of the C-th largest logit, and a sharp one: the second
 //! pass collects little more than C keys.
-static __global__ void __launch_bounds__(kSelectThreads) selectCandidatesKernel(SelectLaunch const launch) {
+static __global__ void __launch_bounds__(kSelectThreads, 1) selectCandidatesKernel(SelectLaunch const launch) {
     MarkovDraftParams const& p = launch.params;
     SelectShared& shared = *reinterpret_cast<SelectShared*>(sharedMemory());
     BlockTeam const team = {shared.team};

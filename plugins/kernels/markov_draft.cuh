@@ -122,7 +122,7 @@ __device__ inline void nextLatent(BlockTeam const& team, MarkovDraftParams const
 }
 
 //! First launch of a draft: empties the scratch and computes the latents that follow the anchors. One block a request.
-static __global__ void __launch_bounds__(kBeginThreads) markovBeginKernel(MarkovDraftParams const p) {
+static __global__ void __launch_bounds__(kBeginThreads, 1) markovBeginKernel(MarkovDraftParams const p) {
     BlockTeam const team = {reinterpret_cast<uint64_t*>(sharedMemory())};
     MarkovScratch const s = markovScratch(p);
     int const request = static_cast<int>(blockIdx.x);
@@ -196,7 +196,7 @@ __device__ inline void int8Dots(int8_t const* weight, int const* latent, int wor
 
 //! Corrected logits of one step: a block owns weightRows() rows of W2 in shared memory and serves every request with them.
 template <class T, int kChunk>
-__global__ void __launch_bounds__(kRowsPerBlock) markovLogitsKernel(MarkovStep const launch) {
+__global__ void __launch_bounds__(kRowsPerBlock, 4) markovLogitsKernel(MarkovStep const launch) {
     MarkovDraftParams const& p = launch.params;
     constexpr bool kInt8 = sizeof(T) == 1;
     MarkovScratch const s = markovScratch(p);
@@ -328,7 +328,7 @@ __device__ inline int storePick(BlockTeam const& team, MarkovDraftParams const& 
 
 //! Second launch of a dense step: masses of the row by several blocks, the pick by the last of them to finish, then the
 //! latent of the next step. blockIdx.x = part of the row, blockIdx.y = request.
-static __global__ void __launch_bounds__(kPickThreads) markovPickKernel(MarkovStep const launch) {
+static __global__ void __launch_bounds__(kPickThreads, 1) markovPickKernel(MarkovStep const launch) {
     MarkovDraftParams const& p = launch.params;
     BlockTeam const team = {reinterpret_cast<uint64_t*>(sharedMemory())};
     MarkovScratch const s = markovScratch(p);

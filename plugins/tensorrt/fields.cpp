@@ -57,7 +57,8 @@ Attributes Attributes::read(std::vector<FieldSpec> const& specs, nvinfer1::Plugi
             ++position;
         }
         if (position == specs.size()) {
-            throw FieldError("field '" + name + "' is not known; expected " + namesText(specs));
+            throw FieldError("field '" + name + "' is not known; expected " +
+                             (specs.empty() ? "no fields" : namesText(specs)));
         }
         FieldSpec const& spec = specs[position];
         if (seen[position]) {

@@ -42,8 +42,8 @@ OpDescription const& kvAppendOp() {
             {"value_cache", {{"N"}, {"Hkv"}, {"S"}, {"D"}}, floatTypes('k')},
         },
         {
-            {"key_cache_out", {{"N"}, {"Hkv"}, {"S"}, {"D"}}, floatTypes('k'), nullptr, 0, "key_cache"},
-            {"value_cache_out", {{"N"}, {"Hkv"}, {"S"}, {"D"}}, floatTypes('k'), nullptr, 0, "value_cache"},
+            {"key_cache_out", {{"N"}, {"Hkv"}, {"S"}, {"D"}}, floatTypes('k'), {}, "key_cache"},
+            {"value_cache_out", {{"N"}, {"Hkv"}, {"S"}, {"D"}}, floatTypes('k'), {}, "value_cache"},
         },
         nullptr,
         nullptr,

@@ -2,7 +2,6 @@
 #include "log.h"
 #include "ops.h"
 
-#include <array>
 #include <memory>
 #include <sstream>
 
@@ -17,8 +16,8 @@ std::string tensorText(TensorSpec const& spec) {
         text += (axis == 0 ? "" : ", ") + dimText(spec.dims[axis]);
     }
     text += "] " + typesText(spec.type);
-    if (spec.when_field != nullptr) {
-        text += " when " + std::string(spec.when_field) + "=" + std::to_string(spec.when_value);
+    for (When const& when : spec.when) {
+        text += (&when == &spec.when.front() ? " when " : " and ") + whenText(when);
     }
     if (spec.aliases != nullptr) {
         text += " aliases " + std::string(spec.aliases);

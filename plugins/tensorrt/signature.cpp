@@ -19,7 +19,13 @@ std::int64_t factorValue(char const* symbol, std::int32_t plus, Symbols const& s
 bool isPlainSymbol(DimSpec const& dim) { return dim.symbol != nullptr && dim.plus == 0 && dim.symbol2 == nullptr; }
 
 bool isPresent(TensorSpec const& spec, Attributes const& attributes) {
-    return spec.when_field == nullptr || attributes.integer(spec.when_field) == spec.when_value;
+    for (When const& when : spec.when) {
+        std::int32_t const value = attributes.integer(when.field);
+        if ((when.values >> (value < 31 ? value : 31) & 1u) == 0) {
+            return false;
+        }
+    }
+    return true;
 }
 
 }  // namespace
@@ -138,6 +144,19 @@ std::int64_t evaluate(DimSpec const& dim, Symbols const& symbols) {
 std::string dimText(DimSpec const& dim) {
     std::string const first = factorText(dim.symbol, dim.plus);
     return dim.symbol2 == nullptr ? first : "(" + first + ")*(" + factorText(dim.symbol2, dim.plus2) + ")";
+}
+
+std::string whenText(When const& when) {
+    if (when.values == kNonZero) {
+        return std::string(when.field) + " is not 0";
+    }
+    std::string text;
+    for (int value = 0; value < 32; ++value) {
+        if (when.values >> value & 1u) {
+            text += (text.empty() ? "" : " or ") + std::to_string(value);
+        }
+    }
+    return std::string(when.field) + " is " + text;
 }
 
 std::string typeName(nvinfer1::DataType type) {

@@ -29,13 +29,19 @@ struct TypeSpec {
     char group = 0;
 };
 
-//! Presence: always, or only when an integer field has a value. An output may alias the input of index `aliases`.
+//! Condition on an integer field: bit min(value, 31) of `values` is set.
+struct When {
+    char const* field;
+    std::uint32_t values;
+};
+constexpr std::uint32_t kNonZero = ~std::uint32_t{1};
+
+//! One input or output; present when all its conditions hold.
 struct TensorSpec {
     char const* name;
     std::vector<DimSpec> dims;
     TypeSpec type;
-    char const* when_field = nullptr;
-    std::int32_t when_value = 0;
+    std::vector<When> when = {};
     char const* aliases = nullptr;  //!< name of the input whose memory this output shares
 };
 
@@ -80,6 +86,7 @@ Symbols bindSymbols(Signature const& signature, Attributes const& attributes, nv
 std::int64_t evaluate(DimSpec const& dim, Symbols const& symbols);
 
 std::string dimText(DimSpec const& dim);
+std::string whenText(When const& when);
 std::string typeName(nvinfer1::DataType type);
 std::string typesText(TypeSpec const& type);
 

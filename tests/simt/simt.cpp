@@ -268,10 +268,12 @@ unsigned ballot(unsigned mask, bool predicate) {
 void mma16816(float* c, float const* a, float const* b) {
     // Fragments: lane = 4 * group + member. a[2h + p + 4k]: row group + 8h, column 2 * member + p + 8k (h, p, k in {0, 1}).
     // b[p + 2k]: row 2 * member + p + 8k, column group. c[p + 2h]: row group + 8h, column 2 * member + p.
-    static float lanes_a[32][8], lanes_b[32][4];
+    static float block_a[1024][8], block_b[1024][4];
     int const lane = m.current & 31;
-    std::memcpy(lanes_a[lane], a, sizeof(lanes_a[lane]));
-    std::memcpy(lanes_b[lane], b, sizeof(lanes_b[lane]));
+    std::memcpy(block_a[m.current], a, sizeof(block_a[0]));
+    std::memcpy(block_b[m.current], b, sizeof(block_b[0]));
+    float const(*lanes_a)[8] = block_a + firstOfWarp(m.current);
+    float const(*lanes_b)[4] = block_b + firstOfWarp(m.current);
     waitForWarp(0xffffffffu);
     int const group = lane >> 2, member = lane & 3;
     float sums[4];

@@ -1,0 +1,103 @@
+"""The shim catches what it claims to catch: in kernels planted wrong, and in the real sources with one line taken out."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.kernels.attention import AttentionShape
+from helpers.kernels.backends import SimtBackend
+from helpers.kernels.build import CORE, KERNELS, SIMT, SIMT_FLAGS, compile_shared
+from helpers.kernels.checks import check_attention, check_round
+from helpers.kernels.round_cases import RoundShape
+
+from trtllm_dspark.errors import NativeError
+
+
+@pytest.fixture(scope="module")
+def planted(simt_path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(compile_shared("planted", [SIMT / "planted.cu", SIMT / "simt.cpp"], SIMT_FLAGS)))
+    library.simt_allocate.restype = ctypes.c_void_p
+    library.simt_allocate.argtypes = [ctypes.c_size_t]
+    library.simt_last_error.restype = ctypes.c_char_p
+    library.planted.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+    return library
+
+
+def _run(planted: ctypes.CDLL, kind: int, order: int, count: int = 64) -> tuple[int, list[int], str]:
+    planted.simt_set_order(order)
+    address = planted.simt_allocate(4 * count)
+    data = np.ctypeslib.as_array((ctypes.c_int32 * count).from_address(address))
+    data[:] = np.arange(count)
+    return planted.planted(kind, count, address), data.tolist(), planted.simt_last_error().decode()
+
+
+def test_shim_barrier_present_every_order_agrees(planted: ctypes.CDLL) -> None:
+    results = [_run(planted, 0, order)[:2] for order in range(5)]
+    assert results == [(0, list(range(63, -1, -1)))] * 5
+
+
+def test_shim_barrier_missing_orders_disagree(planted: ctypes.CDLL) -> None:
+    results = [_run(planted, 1, order)[1] for order in (0, 1, 2)]
+    assert results[0] != results[1] != results[2]
+
+
+@pytest.mark.parametrize("kind", [2, 3], ids=["global", "shared"])
+def test_shim_write_behind_memory_names_block_and_thread(planted: ctypes.CDLL, kind: int) -> None:
+    code, _, message = _run(planted, kind, 0)
+    assert code == 700
+    assert "out-of-bounds access" in message
+    assert message.endswith("in block (0, 0, 0), thread (63, 0, 0)")
+
+
+@pytest.mark.parametrize(("kind", "problem"), [(4, "a lane that has ended"), (5, "deadlock")])
+def test_shim_divergent_collective_is_an_error(planted: ctypes.CDLL, kind: int, problem: str) -> None:
+    code, _, message = _run(planted, kind, 1)
+    assert code == 719
+    assert problem in message
+
+
+# One line of the real sources, and what replaces it.
+MUTATIONS = {
+    "team_barrier": ("teams.cuh", "__syncthreads();  // warp results visible", ""),
+    "tile_barrier": (
+        "ragged_attention.cuh",
+        "__syncthreads();  // all warps are done with the tiles before they are overwritten",
+        "",
+    ),
+    "weights_barrier": ("markov_draft.cuh", "__syncthreads();  // latents visible", ""),
+    "cache_bound": ("kv_append.cuh", "if (index >= p.num_kv_heads * chunks) return;", ""),
+    "vocab_bound": ("markov_draft.cuh", "bool const live = row < count;", "bool const live = true;"),
+    "workspace_size": ("markov_draft.h", "layout.counter + roundUp16(num_requests * 4);", "layout.counter;"),
+}
+
+
+@pytest.mark.parametrize(("file", "line", "replacement"), MUTATIONS.values(), ids=MUTATIONS.keys())
+def test_shim_real_source_with_a_line_removed_is_caught(
+    simt_path: Path, tmp_path: Path, file: str, line: str, replacement: str
+) -> None:
+    copy = tmp_path / "kernels"
+    shutil.copytree(KERNELS, copy)
+    text = (copy / file).read_text()
+    assert text.count(line) == 1, f"{file} no longer has the line this test removes"
+    (copy / file).write_text(text.replace(line, replacement))
+    flags = [flag for flag in SIMT_FLAGS if flag != f"-I{KERNELS}" and not flag.startswith("-W") and flag != "-O2"]
+    sources = [*sorted(copy.glob("*_inst.cu")), copy / "c_abi.cpp", SIMT / "simt.cpp"]
+    flags += ["-O1", f"-I{copy}", f"-I{CORE}"]
+    path = compile_shared("mutation", sources, flags, directory=tmp_path)
+    failures = []
+    for order in (0, 1, 7):
+        backend = SimtBackend(path, order)
+        for check, shape in (
+            (check_round, RoundShape(num_requests=7, vocab=1300, filters=False)),
+            (check_attention, AttentionShape(tokens=(9, 3, 30), contexts=(5, 0, 130), kv_split=256)),
+        ):
+            try:
+                check(backend, shape)  # type: ignore[operator]
+            except (AssertionError, NativeError) as error:
+                failures.append(error)
+        backend.close()
+    assert failures, f"nothing noticed that {file} lost: {line}"
