@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,14 @@ def error_code(answer: dict[str, Any]) -> str:
     """Return the machine-readable code at the start of an error message."""
     match = re.match(r"\[(\w+)\] ", answer.get("error", ""))
     return match[1] if match else f"no code in {answer}"
+
+
+def wait_for(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+    """Wait until a condition holds; fail when it never does."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.05)
 
 
 def leftovers(launcher_pid: int) -> list[str]:

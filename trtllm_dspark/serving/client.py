@@ -21,7 +21,7 @@ OnItem = Callable[[Message], None]
 ENGINE_UNAVAILABLE = "engine_unavailable"
 _PING_S = 0.5
 _SILENT_S = 6.0
-_BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+_BACKOFF_S = (0.05, 0.1, 0.2)
 
 
 class EngineUnavailable(ConnectionError):
@@ -41,6 +41,11 @@ class EngineClient:
         name: who this is, for the launcher's watch (the model's name).
         role: "stub", "front" or "launcher".
         on_reply: receives messages that belong to no request (metrics, status); called on the reader thread.
+
+    Attributes:
+        engine: what the engine process said about itself.
+        num_engines: different engine processes seen so far.
+        last_error: why the last connection ended or could not be made.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class EngineClient:
         self._closing = False
         self._connected = threading.Event()
         self.engine: Message = {}
+        self.num_engines = 0
         self.last_error = ""
         self._thread = threading.Thread(target=self._run, name="engine-client", daemon=True)
 
@@ -189,6 +195,7 @@ class EngineClient:
             connection.close()
             raise
         with self._lock:
+            self.num_engines += hello.get("pid") != self.engine.get("pid")
             self.engine = dict(hello.get("engine") or {})
             self.engine["pid"] = hello.get("pid")
             self.engine["started"] = hello.get("started")

@@ -20,6 +20,7 @@ BACKOFF_S = (0.1, 0.5, 2.0, 5.0, 10.0)
 MAX_FAILED_STARTS = 5
 _STATUS_PERIOD_S = 0.5
 _SILENT_S = 6.0
+_UNCONNECTED_S = 1.0
 
 
 class EngineWatch:
@@ -29,9 +30,16 @@ class EngineWatch:
         command: argv of the engine process.
         socket_path: the socket it listens on.
         hang_timeout_s: a round that takes longer counts as a hang and the process is replaced.
+        start_timeout_s: a process that loads for longer is replaced.
+
+    Attributes:
+        settled: set by the owner; False asks for the status more often, while stubs reconnect.
+        restarts: processes started after the first.
     """
 
-    def __init__(self, command: Sequence[str], socket_path: str, *, hang_timeout_s: float) -> None:
+    def __init__(
+        self, command: Sequence[str], socket_path: str, *, hang_timeout_s: float, start_timeout_s: float
+    ) -> None:
         self._command = list(command)
         self._hang_timeout_s = hang_timeout_s
         self._client = EngineClient(socket_path, name="launcher", role="launcher", on_reply=self._receive)
@@ -44,6 +52,9 @@ class EngineWatch:
         self._failed_starts = 0
         self._was_ready = False
         self._restart_at: float | None = None
+        self._lost_at: float | None = None
+        self._start_timeout_s = start_timeout_s
+        self.settled = True
         self.restarts = 0
 
     def start(self) -> None:
@@ -70,6 +81,8 @@ class EngineWatch:
     def stubs(self) -> tuple[list[dict[str, Any]], float]:
         """Return the connected stubs of the last status and that status's age in seconds."""
         with self._lock:
+            if self._status.get("pid") != self.pid:
+                return [], float("inf")
             clients = [c for c in self._status.get("clients", []) if c.get("role") == "stub"]
             return clients, time.monotonic() - self._status_at
 
@@ -87,7 +100,10 @@ class EngineWatch:
             if not self._was_ready:
                 self._was_ready, self._failed_starts = True, 0
                 self._status_at = self._asked_at = now
+            self._lost_at = None
             self._watch_progress(process, now)
+        elif process is not None:
+            self._watch_unconnected(process, now)
         if self._process is None and self._restart_at is not None and now >= self._restart_at:
             self._restart_at = None
             self.restarts += 1
@@ -122,6 +138,17 @@ class EngineWatch:
         self._process = None
         self._restart_at = now + delay
 
+    def _watch_unconnected(self, process: subprocess.Popen[bytes], now: float) -> None:
+        """Replace a process that lives but does not answer: it froze, or it never finishes loading."""
+        if self._was_ready:
+            self._lost_at = now if self._lost_at is None else self._lost_at
+            since, patience = self._lost_at, _UNCONNECTED_S
+        else:
+            since, patience = self._started_at, self._start_timeout_s
+        if now - since > patience:
+            logger.warning("the engine process does not answer; it is replaced")
+            kill_tree(process)
+
     def _watch_progress(self, process: subprocess.Popen[bytes], now: float) -> None:
         with self._lock:
             progress_age = float(self._status.get("progress_age_s", 0.0))
@@ -130,7 +157,7 @@ class EngineWatch:
             logger.warning("the engine process does not make progress; it is replaced")
             kill_tree(process)
             return
-        if now - self._asked_at >= _STATUS_PERIOD_S:
+        if now - self._asked_at >= (_STATUS_PERIOD_S if self.settled else 0.0):
             self._asked_at = now
             self._client.post({"type": "status"})
 

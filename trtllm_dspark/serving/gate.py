@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import logging
 import threading
+from pathlib import Path
 
 from trtllm_dspark.serving.contract import GATE_MODEL
 
@@ -18,13 +19,15 @@ class ReadinessGate:
         host: where the HTTP endpoint listens.
         port: its port.
         control_key: header value that unlocks the model control API.
+        ready_file: the gate model loads only while this file exists.
     """
 
-    def __init__(self, host: str, port: int, control_key: str) -> None:
+    def __init__(self, host: str, port: int, control_key: str, ready_file: Path) -> None:
         self._host, self._port = host, port
         self._headers = {"dspark-control": control_key}
         self._wanted = threading.Condition()
-        self._open = True
+        self._ready_file = ready_file
+        self._open = False
         self._dirty = False
         self._loaded = True
         threading.Thread(target=self._run, name="readiness-gate", daemon=True).start()
@@ -32,9 +35,14 @@ class ReadinessGate:
     def set(self, is_open: bool) -> None:
         """Ask for ready (True) or not ready; returns at once."""
         with self._wanted:
-            if self._open != is_open:
-                self._open, self._dirty = is_open, True
-                self._wanted.notify()
+            if self._open == is_open:
+                return
+            self._open, self._dirty = is_open, True
+            if is_open:
+                self._ready_file.touch()
+            else:
+                self._ready_file.unlink(missing_ok=True)
+            self._wanted.notify()
 
     def is_ready(self, *, timeout_s: float = 1.0) -> bool:
         """Return what /v2/health/ready says."""
@@ -46,9 +54,8 @@ class ReadinessGate:
                 while not self._dirty:
                     self._wanted.wait()
                 self._dirty = False
-                wanted = self._open
-            if wanted and self._loaded:
-                continue  # the engine came back while the gate was being loaded
+                if self._open and self._loaded:
+                    continue  # opened before the server started, or again while the gate was being loaded
             # A model that is loaded again at once fails to load while the engine is gone, and a model that failed to
             # load keeps the server "not ready"; an unloaded one would not.
             self._request("POST", f"/v2/repository/models/{GATE_MODEL}/unload", 10.0)

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "trtllm_dspark"
 STUB_SILENT_S = 3.0
+SERVER_START_TIMEOUT_S = 120.0
 _POLL_S = 0.1
 _MAX_FAILED_SERVERS = 3
 
@@ -90,6 +91,7 @@ class Launcher:
         self._signals = 0
         self._server: subprocess.Popen[bytes] | None = None
         self._server_was_ready = False
+        self._server_started = 0.0
         self._announced = False
         self._failed_servers = 0
         self._known_stubs: dict[str, int] = {}
@@ -132,21 +134,31 @@ class Launcher:
             repository,
             {
                 "engine_socket": socket_path,
+                "ready_file": f"{socket_path}.ready",
                 "max_batch_size": str(options.max_batch_size),
                 "exclude_input_in_output": str(options.exclude_input_in_output).lower(),
                 "cancellation_check_period_ms": str(options.cancellation_check_period_ms),
             },
         )
-        engine = EngineWatch(self._engine_command(socket_path), socket_path, hang_timeout_s=options.hang_timeout_s)
+        engine = EngineWatch(
+            self._engine_command(socket_path),
+            socket_path,
+            hang_timeout_s=options.hang_timeout_s,
+            start_timeout_s=options.engine_start_timeout_s,
+        )
         try:
             engine.start()
             code = self._wait_for_engine(engine)
             if code is not None:
                 return code
-            gate = ReadinessGate(options.address.http_target, options.address.http_port, self._control_key)
+            gate = ReadinessGate(
+                options.address.http_target, options.address.http_port, self._control_key, Path(f"{socket_path}.ready")
+            )
             while not self._signals:
                 engine.poll()
-                gate.set(engine.ready)
+                settled = self._settled(engine)
+                gate.set(settled)
+                engine.settled = settled and self._server_was_ready
                 self._watch_server(installation, repository, engine, gate)
                 time.sleep(_POLL_S)
             self._drain(engine)
@@ -174,6 +186,16 @@ class Launcher:
             time.sleep(0.02)
         return None
 
+    def _settled(self, engine: EngineWatch) -> bool:
+        """Whether the engine answers and every stub has found it again."""
+        if not engine.ready:
+            return False
+        if self._server is None or not self._server_was_ready:
+            return True
+        stubs, _ = engine.stubs()
+        connected = {stub["name"] for stub in stubs if stub["pid"] == self._known_stubs.get(stub["name"])}
+        return connected >= set(self._known_stubs)
+
     # tritonserver
 
     def _watch_server(
@@ -188,8 +210,11 @@ class Launcher:
         if server.poll() is not None:
             self._restart_server(f"tritonserver ended with code {server.returncode}")
             return
+        self._learn_stubs(server, engine)
         if not self._server_was_ready:
-            if gate.is_ready():
+            if time.monotonic() - self._server_started > SERVER_START_TIMEOUT_S:
+                self._restart_server(f"tritonserver was not ready after {SERVER_START_TIMEOUT_S:g} s")
+            elif len(self._known_stubs) == len(MODELS) and gate.is_ready():
                 self._server_was_ready, self._failed_servers = True, 0
                 logger.info("ready")
                 if not self._announced:
@@ -215,6 +240,7 @@ class Launcher:
         self._known_stubs.clear()
         self._stopped_since.clear()
         self._server_was_ready = False
+        self._server_started = time.monotonic()
         self._server = spawn(command, env=server_environment(installation))
 
     def _restart_server(self, why: str) -> None:
@@ -230,6 +256,16 @@ class Launcher:
         self._server = None
         time.sleep(0.5 * self._failed_servers)
 
+    def _learn_stubs(self, server: subprocess.Popen[bytes], engine: EngineWatch) -> None:
+        """Note which process serves which model; the gate's comes and goes and is not watched."""
+        if len(self._known_stubs) == len(MODELS):
+            return
+        published = {spec.name for spec in MODELS}
+        children = children_of(server.pid)
+        for stub in engine.stubs()[0]:
+            if stub["name"] in published and stub["pid"] in children:
+                self._known_stubs[stub["name"]] = stub["pid"]
+
     def _stub_problem(self, server: subprocess.Popen[bytes], engine: EngineWatch) -> str:
         """Return what is wrong with a stub, or "": Triton itself neither notices nor revives one."""
         children = children_of(server.pid)
@@ -240,14 +276,11 @@ class Launcher:
                     return f"the stub process {pid} is stopped"
             else:
                 self._stopped_since.pop(pid, None)
-        published = {spec.name for spec in MODELS}
         stubs, age = engine.stubs()
         if engine.ready and age < 1.5:
             for stub in stubs:
-                if stub["name"] in published and stub["pid"] in children:
-                    self._known_stubs[stub["name"]] = stub["pid"]
-                    if stub["silent_s"] > STUB_SILENT_S:
-                        return f"the stub of model {stub['name']} does not answer"
+                if self._known_stubs.get(stub["name"]) == stub["pid"] and stub["silent_s"] > STUB_SILENT_S:
+                    return f"the stub of model {stub['name']} does not answer"
         for name, pid in self._known_stubs.items():
             if not process_state(pid):
                 return f"the stub of model {name} ended"

@@ -28,9 +28,10 @@ class MetricPublisher:
         self._families: dict[str, tuple[Any, bool]] = {}
         self._metrics: dict[tuple[str, str], Any] = {}
         self._last: dict[tuple[str, str], float] = {}
-        self._lock = threading.Lock()
+        self._arrived = threading.Condition()
         self._snapshot: Message | None = None
         self._epoch: float | None = None
+        self._num_restarts = 0
         for family in FAMILIES:
             if family.kind is Kind.HISTOGRAM:
                 for suffix in ("_bucket", "_sum", "_count"):
@@ -41,15 +42,19 @@ class MetricPublisher:
     def receive(self, message: Message) -> None:
         """Keep the newest snapshot (called on the client's reader thread)."""
         if message.get("type") == "metrics":
-            with self._lock:
+            with self._arrived:
                 self._snapshot = message
+                self._arrived.notify()
 
     def run(self, client: EngineClient, stopping: threading.Event) -> None:
-        """Ask for a snapshot and publish the previous answer until told to stop."""
+        """Ask for a snapshot and publish it, again and again until told to stop."""
         while not stopping.wait(_PERIOD_S):
             connected = client.connected and client.post({"type": "metrics"})
+            self._restarts(client.num_engines - 1)
             self._set("dspark_engine_up", "", 1.0 if connected else 0.0, counter=False)
-            with self._lock:
+            with self._arrived:
+                if connected and self._snapshot is None:
+                    self._arrived.wait(_PERIOD_S)
                 snapshot, self._snapshot = self._snapshot, None
             if snapshot is not None:
                 self._publish(snapshot)
@@ -57,10 +62,13 @@ class MetricPublisher:
                 for name in ("dspark_requests_waiting", "dspark_requests_running"):
                     self._set(name, "", 0.0, counter=False)
 
+    def _restarts(self, count: int) -> None:
+        if count > self._num_restarts:
+            self._increment("dspark_engine_restarts", "", float(count - self._num_restarts))
+            self._num_restarts = count
+
     def _publish(self, snapshot: Message) -> None:
         if snapshot["started"] != self._epoch:
-            if self._epoch is not None:
-                self._increment("dspark_engine_restarts", "", 1.0)
             self._epoch = snapshot["started"]
             self._last.clear()
         for name, series in snapshot["series"].items():

@@ -25,6 +25,7 @@ MARKER = ".trtllm_dspark_repository"
 
 PLACEHOLDERS: dict[str, str] = {
     "engine_socket": "${engine_socket}",
+    "ready_file": "${ready_file}",
     "max_batch_size": "${max_batch_size}",
     "exclude_input_in_output": "${exclude_input_in_output}",
     "cancellation_check_period_ms": "${cancellation_check_period_ms}",
@@ -79,6 +80,7 @@ def render_gate_config(values: Mapping[str, str]) -> str:
         'output [ { name: "engine" data_type: TYPE_STRING dims: [ 1 ] } ]',
         "instance_group [ { count: 1 kind: KIND_CPU } ]",
         _parameter("engine_socket", values["engine_socket"]),
+        _parameter("ready_file", values["ready_file"]),
     ]
     return "\n".join(lines) + "\n"
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtllm_dspark.serving.watchdog import exit_with_parent
 from trtllm_dspark.errors import RequestError
 from trtllm_dspark.serving.client import ENGINE_UNAVAILABLE, EngineClient, EngineUnavailable, is_final
 from trtllm_dspark.serving.contract import ModelSpec
@@ -23,6 +22,7 @@ from trtllm_dspark.serving.framing import Message, ProtocolError
 from trtllm_dspark.serving.metric_families import MetricPublisher
 from trtllm_dspark.serving.request_fields import ModelRequest, Wanted, parse_tensors
 from trtllm_dspark.serving.responses import Arrays, merge_rows, response_arrays
+from trtllm_dspark.serving.watchdog import exit_with_parent
 
 logger = logging.getLogger(__name__)
 
