@@ -160,7 +160,7 @@ class EngineLoop:
         try:
             if self._stopping:
                 raise RequestError("the server is shutting down; send the request elsewhere", code="shutting_down")
-            self._queue.push(stream, priority=request.priority)
+            self._queue.push(stream, priority=request.priority, num_free=self._num_slots - len(self._running))
         except RequestError as error:
             self._metrics.add("dspark_requests_rejected", reason=error.code)
             stream.fail(error.code, str(error))

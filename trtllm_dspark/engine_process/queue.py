@@ -33,13 +33,18 @@ class RequestQueue:
         """Return how many requests wait."""
         return self._waiting
 
-    def push(self, stream: Stream, *, priority: int = DEFAULT_PRIORITY) -> None:
+    def push(self, stream: Stream, *, priority: int = DEFAULT_PRIORITY, num_free: int = 0) -> None:
         """Add a request.
+
+        Args:
+            stream: the request.
+            priority: 1 is the most urgent.
+            num_free: slots that the next waiting requests will take at once; those do not count as waiting.
 
         Raises:
             RequestError: `queue_full`.
         """
-        if self._waiting >= self._max_waiting:
+        if self._waiting >= self._max_waiting + num_free:
             raise RequestError(
                 f"{self._waiting} requests are waiting, which is the limit; retry later or start the server with a "
                 "higher --max_queue_size",

@@ -1,0 +1,201 @@
+"""The engine loop over a real session with an engine in NumPy: rounds are counted, not timed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from helpers.fake_engine import FakeEngine, greedy
+
+from trtllm_dspark.engine_process.loop import EngineLoop
+from trtllm_dspark.engine_process.metrics import EngineMetrics
+from trtllm_dspark.engine_process.queue import RequestQueue
+from trtllm_dspark.engine_process.requests import GenerationRequest
+from trtllm_dspark.engine_process.session_request import make_session_request
+from trtllm_dspark.engine_process.streams import Stream
+from trtllm_dspark.errors import DeviceError
+from trtllm_dspark.runtime import Session
+
+
+class Bench:
+    """A loop whose rounds the test drives by hand."""
+
+    def __init__(self, engine: FakeEngine | None = None, *, max_waiting: int = 8) -> None:
+        self.engine = engine or FakeEngine(max_seq_len=400)
+        self.session = Session(self.engine, None, speculation="fixed")
+        self.metrics = EngineMetrics()
+        self.queue = RequestQueue(max_waiting=max_waiting)
+        slots = self.engine.max_batch_size
+        self.loop = EngineLoop(
+            self.session, make_session_request, num_slots=slots, queue=self.queue, metrics=self.metrics
+        )
+        self.frames: list[dict[str, Any]] = []
+        self._count = 0
+
+    def submit(self, prompt: list[int], **changes: Any) -> Stream:
+        self._count += 1
+        fields: dict[str, Any] = {
+            "prompt_token_ids": tuple(prompt), "prompt_text": "", "max_tokens": 300, "min_tokens": 0,
+            "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": None, "stop": (), "stop_token_ids": (), "ignore_eos": True,
+            "max_draft_len": None, "priority": 5, "timeout_s": None, "stream": True, "echo": False,
+            "return_tokens": True, "return_stats": False, "logprobs": False,
+        }  # fmt: skip
+        stream = Stream(
+            send=self.frames.append,
+            connection_id=1,
+            handle=self._count,
+            session_id=str(self._count),
+            request_id="",
+            arrival=time.monotonic(),
+        )
+        stream.request = GenerationRequest(**{**fields, **changes})
+        if stream.request.timeout_s is not None:
+            stream.deadline = stream.arrival + stream.request.timeout_s
+        self.loop.submit(stream)
+        return stream
+
+    def round(self) -> list[dict[str, Any]]:
+        """Run what one pass of `run` does and return the items it sent."""
+        self.frames.clear()
+        self.loop._take_inbox()
+        self.loop._expire(time.monotonic())
+        self.loop._admit()
+        if self.session.has_unfinished():
+            self.loop._round()
+        return self.items()
+
+    def items(self) -> list[dict[str, Any]]:
+        return [item for frame in self.frames for item in frame.get("items", [frame])]
+
+
+def test_round_sends_one_frame_with_one_item_a_request() -> None:
+    bench = Bench()
+    for first in (1, 2, 3):
+        bench.submit([first])
+    bench.round()
+    bench.round()
+    assert len(bench.frames) == 1
+    assert sorted(item["id"] for item in bench.items()) == [1, 2, 3]
+
+
+def test_stream_items_concatenate_to_the_greedy_tokens_and_unary_gets_them_at_once() -> None:
+    bench = Bench()
+    bench.submit([5], max_tokens=40)
+    bench.submit([5], max_tokens=40, stream=False, echo=True)
+    tokens: dict[int, list[list[int]]] = {1: [], 2: []}
+    while bench.loop.num_running or not tokens[1]:
+        for item in bench.round():
+            tokens[item["id"]].append(item["tokens"])
+    assert sum(tokens[1], []) == greedy([5], 40)
+    assert tokens[2] == [[5, *greedy([5], 40)]]
+
+
+def test_cancel_frees_the_slot_before_the_next_round() -> None:
+    bench = Bench()
+    streams = [bench.submit([first]) for first in range(5)]  # four slots
+    bench.round()
+    assert (bench.loop.num_running, bench.loop.num_waiting) == (4, 1)
+    bench.loop.cancel(streams[0], "client")
+    items = bench.round()
+    assert {"type": "error", "id": 1, "code": "cancelled", "message": "the client cancelled the request"} in items
+    assert bench.loop.num_waiting == 0
+    # Within two rounds of being seen, the waiting request has its first token.
+    assert 5 in {item["id"] for item in [*items, *bench.round()]}
+
+
+def test_cancel_of_waiting_and_of_unread_requests_never_reaches_the_session() -> None:
+    bench = Bench()
+    streams = [bench.submit([first]) for first in range(6)]
+    bench.round()
+    bench.loop.cancel(streams[5], "client")
+    unread = bench.submit([9])
+    bench.loop.cancel(unread, "disconnected")
+    items = bench.round()
+    assert {item["id"] for item in items if item.get("code") == "cancelled"} == {6, 7}
+    assert bench.loop.num_waiting == 1
+    bench.loop.cancel(unread, "client")  # a second time changes nothing
+    assert not any("code" in item for item in bench.round())
+
+
+def test_stop_request_gets_a_final_answer_not_an_error() -> None:
+    bench = Bench()
+    stream = bench.submit([1], stream=False)
+    for _ in range(3):
+        bench.round()
+    bench.loop.cancel(stream, "stop_request")
+    (item,) = bench.round()
+    assert item["finish_reason"] == "cancelled"
+    assert item["tokens"] == greedy([1], len(item["tokens"]))
+    assert len(item["tokens"]) >= 3
+
+
+def test_deadline_ends_waiting_and_running_requests() -> None:
+    bench = Bench()
+    for first in range(4):
+        bench.submit([first])
+    bench.round()
+    bench.submit([7], timeout_s=0.01)
+    running = bench.submit([8], timeout_s=0.01, priority=1)
+    time.sleep(0.02)
+    items = bench.round()
+    assert {item["id"] for item in items if item.get("code") == "deadline_exceeded"} == {5, 6}
+    assert running.request is not None
+    assert bench.metrics.snapshot()["dspark_requests_cancelled"] == {"reason=deadline": 2.0}
+
+
+def test_queue_full_is_refused_and_counted() -> None:
+    bench = Bench(max_waiting=1)
+    for first in range(7):
+        bench.submit([first])
+    items = bench.round()
+    # All seven arrive before the first admission: four slots are free and one may wait.
+    assert [item["id"] for item in items if item.get("code") == "queue_full"] == [6, 7]
+    bench.submit([9])
+    assert [item["id"] for item in bench.round() if item.get("code") == "queue_full"] == [8]
+    assert bench.metrics.snapshot()["dspark_requests_rejected"] == {"reason=queue_full": 3.0}
+
+
+def test_run_engine_failure_tells_everybody_and_raises() -> None:
+    bench = Bench(FakeEngine(fail_after=3))
+    for first in range(6):
+        bench.submit([first])
+    with pytest.raises(DeviceError, match="planted failure"):
+        bench.loop.run()
+    failed = [item for item in bench.items() if item.get("code") == "engine_failure"]
+    assert sorted(item["id"] for item in failed) == [1, 2, 3, 4, 5, 6]
+    assert all("planted" not in item["message"] for item in failed)
+
+
+def test_run_stop_finishes_open_requests_and_refuses_new_ones() -> None:
+    bench = Bench()
+    for first in range(6):
+        bench.submit([first], max_tokens=20)
+    thread = threading.Thread(target=bench.loop.run)
+    bench.round()
+    bench.loop.request_stop()
+    bench.submit([9])
+    thread.start()
+    thread.join(20.0)
+    assert not thread.is_alive()
+    finals = {item["id"]: item for item in bench.items() if "finish_reason" in item or "code" in item}
+    assert finals.pop(7)["code"] == "shutting_down"
+    assert {item["finish_reason"] for item in finals.values()} == {"length"}
+    assert len(finals) == 6
+
+
+def test_metrics_count_tokens_rounds_and_acceptance() -> None:
+    bench = Bench()
+    bench.submit([3], max_tokens=30)
+    while bench.round() or bench.loop.num_running:
+        pass
+    series = bench.metrics.snapshot()
+    assert series["dspark_output_tokens"] == {"": 30.0}
+    assert series["dspark_input_tokens"] == {"": 1.0}
+    assert series["dspark_requests_finished"] == {"reason=length": 1.0}
+    assert series["dspark_verify_emitted_tokens"][""] == 29.0  # the prefill's token does not count
+    accepted = sum(series["dspark_accepted_at_position"].values())
+    assert accepted == series["dspark_accepted_tokens"][""] > 0
+    assert series["dspark_time_to_first_token_seconds_count"] == {"": 1.0}
+    assert series["dspark_time_to_first_token_seconds_bucket"]["le=+Inf"] == 1.0
