@@ -22,6 +22,11 @@ dspark::LaunchStatus launch(LaunchCall const& call, cudaStream_t stream) {
     params.page_table = call.input<std::int32_t>("page_table");
     params.key_cache = call.output<void>("key_cache_out");
     params.value_cache = call.output<void>("value_cache_out");
+    // Without aliasing the outputs would lack everything that was cached before.
+    if (params.key_cache != call.input<void>("key_cache") || params.value_cache != call.input<void>("value_cache")) {
+        throw SignatureError("key_cache_out: expected the memory of key_cache; build the engine with "
+                             "PreviewFeature::kALIASED_PLUGIN_IO_10_03");
+    }
     return dspark::launchKvAppend(params, stream);
 }
 

@@ -185,10 +185,13 @@ void runBlock() {
     while (m.alive > 0 && m.outcome == Outcome::kOk) {
         fillOrder(order, count);
         bool progress = false;
+        // Shuffled turns leave out half of the warps, so that warps drift apart as far as barriers let them.
+        std::uint64_t const resting = m.order > 1 ? nextRandom() : 0;
         for (int index : order) {
             Fiber& fiber = m.fibers[static_cast<std::size_t>(index)];
             if (fiber.state != State::kReady) continue;
             progress = true;
+            if (resting >> (index >> 5) & 1u) continue;
             m.current = index;
             thread_index = fiber.index;
             switchTo(m.scheduler, fiber.context);

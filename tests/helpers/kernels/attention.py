@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from helpers.kernels.backends import Backend
 from helpers.kernels.numbers import decode, encode
-from helpers.kernels.rounds import launch
+from helpers.kernels.rounds import Problem, launch
 from trtllm_dspark.plugins import ELEMENT_TYPES
 
 Array = NDArray[Any]
@@ -104,23 +104,20 @@ def _geometry(case: AttentionCase) -> dict[str, Any]:
     }
 
 
-def run_append(backend: Backend, case: AttentionCase) -> tuple[Array, Array]:
-    """Launch `kv_append` on copies of the caches and return them."""
-    caches = [backend.put(case.key_cache), backend.put(case.value_cache)]
-    inputs = {
+def append_problem(case: AttentionCase) -> Problem:
+    """Parameters of `kv_append` but for the caches, which it changes in place."""
+    inputs: dict[str, Array | None] = {
         "key": case.new_keys,
         "value": case.new_values,
         "token_request": case.token_request,
         "token_position": case.token_position,
         "page_table": case.page_table,
     }
-    addresses = {"key_cache": caches[0].address, "value_cache": caches[1].address}
-    launch(backend, "kv_append", _geometry(case) | addresses, inputs, {})
-    return caches[0].read(), caches[1].read()
+    return _geometry(case), inputs, {}
 
 
-def run_attention(backend: Backend, case: AttentionCase, key_cache: Array, value_cache: Array) -> Array:
-    """Launch `ragged_attention` and return [T, Hq, D] as float32."""
+def attention_problem(case: AttentionCase, key_cache: Array, value_cache: Array) -> Problem:
+    """Parameters of `ragged_attention`."""
     shape = case.shape
     scalars = _geometry(case) | {
         "num_heads": shape.num_heads,
@@ -128,7 +125,7 @@ def run_attention(backend: Backend, case: AttentionCase, key_cache: Array, value
         "causal": int(shape.causal),
         "scale": 1 / np.sqrt(shape.head_dim),
     }
-    inputs = {
+    inputs: dict[str, Array | None] = {
         "query": case.query,
         "key_cache": key_cache,
         "value_cache": value_cache,
@@ -136,8 +133,22 @@ def run_attention(backend: Backend, case: AttentionCase, key_cache: Array, value
         "token_position": case.token_position,
         "page_table": case.page_table,
     }
-    output = {"output": (case.query.shape, case.query.dtype)}
-    return decode(launch(backend, "ragged_attention", scalars, inputs, output)["output"], shape.element_type)
+    return scalars, inputs, {"output": (case.query.shape, case.query.dtype)}
+
+
+def run_append(backend: Backend, case: AttentionCase) -> tuple[Array, Array]:
+    """Launch `kv_append` on copies of the caches and return them."""
+    caches = [backend.put(case.key_cache), backend.put(case.value_cache)]
+    scalars, inputs, outputs = append_problem(case)
+    addresses = {"key_cache": caches[0].address, "value_cache": caches[1].address}
+    launch(backend, "kv_append", scalars | addresses, inputs, outputs)
+    return caches[0].read(), caches[1].read()
+
+
+def run_attention(backend: Backend, case: AttentionCase, key_cache: Array, value_cache: Array) -> Array:
+    """Launch `ragged_attention` and return [T, Hq, D] as float32."""
+    outputs = launch(backend, "ragged_attention", *attention_problem(case, key_cache, value_cache))
+    return decode(outputs["output"], case.shape.element_type)
 
 
 def exact_attention(case: AttentionCase) -> Array:
@@ -160,7 +171,7 @@ def exact_attention(case: AttentionCase) -> Array:
 
 def tolerance(case: AttentionCase) -> float:
     """Largest absolute error allowed: P and the output are each rounded once to the element type (unit roundoff u), and
-    float32 accumulation is far below; |output| <= max |V|, so 2 u max |V|, doubled for the normaliser's rounding.
+    float32 accumulation is far below; |output| <= max |V|, so 2 u max |V|, and half as much again for the rest.
     """
     unit = 2.0**-11 if case.shape.element_type == "float16" else 2.0**-8
-    return 4 * unit * max(float(np.abs(values).max()) for values in case.values)
+    return 3 * unit * max(float(np.abs(values).max()) for values in case.values)

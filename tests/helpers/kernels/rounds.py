@@ -16,8 +16,22 @@ ACCEPTANCES = {"greedy": 0, "rejection": 1, "coupled": 2}
 Outputs = dict[str, Array]
 
 
+Problem = tuple[dict[str, Any], dict[str, "Array | None"], dict[str, "tuple[tuple[int, ...], Any] | None"]]
+"""Scalars, inputs (None = null) and outputs (shape and dtype; None = null) of one launch."""
+
+
 def run_draft(backend: Backend, case: RoundCase) -> Outputs:
     """Launch `markov_draft` and return its outputs by name."""
+    return launch(backend, "markov_draft", *draft_problem(case))
+
+
+def run_accept(backend: Backend, case: RoundCase, draft: Outputs) -> Outputs:
+    """Launch `ragged_accept` on a draft that `run_draft` made."""
+    return launch(backend, "ragged_accept", *accept_problem(case, draft))
+
+
+def draft_problem(case: RoundCase) -> Problem:
+    """Parameters of `markov_draft`."""
     shape = case.shape
     requests, gamma = shape.num_requests, shape.draft_len
     draft_vocab = case.base_logits.shape[2]
@@ -60,11 +74,11 @@ def run_draft(backend: Backend, case: RoundCase) -> Outputs:
         "weight_type": ELEMENT_TYPES[shape.weight_type],
         "hidden_type": ELEMENT_TYPES["float32"],
     }
-    return launch(backend, "markov_draft", scalars, inputs, outputs)
+    return scalars, inputs, outputs
 
 
-def run_accept(backend: Backend, case: RoundCase, draft: Outputs) -> Outputs:
-    """Launch `ragged_accept` on a draft that `run_draft` made."""
+def accept_problem(case: RoundCase, draft: Outputs) -> Problem:
+    """Parameters of `ragged_accept`."""
     shape = case.shape
     requests, gamma = shape.num_requests, shape.draft_len
     inputs: dict[str, Array | None] = {
@@ -99,7 +113,7 @@ def run_accept(backend: Backend, case: RoundCase, draft: Outputs) -> Outputs:
         "logits_type": ELEMENT_TYPES[shape.logits_type],
         "logits_stride": case.stride,
     }
-    return launch(backend, "ragged_accept", scalars, inputs, outputs)
+    return scalars, inputs, outputs
 
 
 def launch(

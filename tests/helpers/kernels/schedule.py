@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helpers.kernels.backends import Backend
-from helpers.kernels.rounds import Outputs, launch
+from helpers.kernels.rounds import Outputs, Problem, launch
 from trtllm_dspark import _core
 from trtllm_dspark.plugins import ELEMENT_TYPES
 
@@ -117,6 +117,11 @@ def _markov_table(heads: _core.DraftHeads, w1: Array, weight: Array) -> Array:
 
 def run_schedule(backend: Backend, case: ScheduleCase) -> Outputs:
     """Launch `confidence_schedule` and return its outputs by name."""
+    return launch(backend, "confidence_schedule", *schedule_problem(case))
+
+
+def schedule_problem(case: ScheduleCase) -> Problem:
+    """Parameters of `confidence_schedule`."""
     shape = case.shape
     requests, gamma = shape.num_requests, shape.draft_len
     rows = requests * (gamma + 1) + shape.padding
@@ -154,7 +159,7 @@ def run_schedule(backend: Backend, case: ScheduleCase) -> Outputs:
         "token_position": ((rows,), np.int32),
         "report": ((4,), np.int32),
     }
-    return launch(backend, "confidence_schedule", scalars, inputs, outputs)
+    return scalars, inputs, outputs
 
 
 def core_schedule(case: ScheduleCase) -> Outputs:

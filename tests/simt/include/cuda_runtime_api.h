@@ -1,0 +1,5 @@
+#pragma once
+
+#include "cuda_runtime.h"
+
+using cudaEvent_t = void*;
