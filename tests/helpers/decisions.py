@@ -102,7 +102,8 @@ class CoreDecisions:
                 for step in range(world.gamma):
                     if tuple(row[:step]) not in laws:
                         laws[tuple(row[:step])] = draft.masses(r, step)
-                confidence[tuple(row[:-1])] = chances[r]
+                known = confidence.setdefault(tuple(row[:-1]), chances[r])
+                assert np.array_equal(known, chances[r]), "a confidence depends on the last draft token"
             reachable = [(*past, int(v)) for past, row in laws.items() for v in np.flatnonzero(row)]
             if all(block in laws for block in reachable if len(block) < world.gamma):
                 return Tree(laws, confidence)
