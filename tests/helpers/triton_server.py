@@ -42,7 +42,7 @@ class Server:
     flags: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
+        self.http_port, self.grpc_port, self.metrics_port, self.openai_port = free_ports(4)
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -58,7 +58,7 @@ class Server:
         command = [
             sys.executable, "-m", "trtllm_dspark.cli.main", "serve", f"--engine_dir={self.engine_dir}",
             f"--http_port={self.http_port}", f"--grpc_port={self.grpc_port}", f"--metrics_port={self.metrics_port}",
-            "--num_threads=1", *self.flags,
+            f"--openai_port={self.openai_port}", "--num_threads=1", *self.flags,
         ]  # fmt: skip
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
@@ -97,11 +97,12 @@ class Server:
     # processes
 
     def children(self) -> dict[str, int]:
-        """Return the launcher's direct children: `engine` and `tritonserver`."""
+        """Return the launcher's direct children: `engine`, `front` and `tritonserver`."""
         found = {}
         for pid in children_of(self.pid):
             line = _command_line(pid)
-            found["engine" if "engine_process" in line else "tritonserver"] = pid
+            kind = "engine" if "engine_process" in line else "front" if "openai_front" in line else "tritonserver"
+            found[kind] = pid
         return found
 
     def stubs(self) -> dict[str, int]:

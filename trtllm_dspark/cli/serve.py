@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--http_port", type=int, default=8000, help="HTTP: generate, generate_stream, health")
     add("--grpc_port", type=int, default=8001, help="gRPC")
     add("--metrics_port", type=int, default=8002, help="Prometheus /metrics")
+    add("--openai_port", type=int, help="also serve OpenAI's API (/v1/completions, /v1/chat/completions) on this port")
     add("--speculation", default="threshold", help="off, fixed[:G] or threshold[:C]")
     add("--acceptance", default="rejection", choices=("rejection", "coupled"), help="how sampled drafts are accepted")
     add("--num_threads", type=int, default=2, help="threads of the CPU engine")
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         drain_timeout_s=args.drain_timeout,
         engine_start_timeout_s=args.engine_start_timeout,
         hang_timeout_s=args.hang_timeout,
+        openai_port=args.openai_port,
         triton_flags=tuple(args.triton_flag),
         verbose=args.log_level == "debug",
     )

@@ -57,6 +57,7 @@ class EngineLoop:
         num_slots: requests the session runs at once; the rest waits here, in priority order.
         queue: the waiting room.
         metrics: where everything is counted.
+        token_text: text of one token, for requests that want it.
     """
 
     def __init__(
@@ -67,13 +68,14 @@ class EngineLoop:
         num_slots: int,
         queue: RequestQueue,
         metrics: EngineMetrics,
+        token_text: Callable[[int], str] = str,
     ) -> None:
         self._session = session
         self._make_request = make_request
         self._num_slots = num_slots
         self._queue = queue
         self._metrics = metrics
-        self._publisher = Publisher(metrics)
+        self._publisher = Publisher(metrics, token_text)
         self._running: dict[str, Stream] = {}
         self._deadlines: list[tuple[float, int, Stream]] = []
         self._sequence = itertools.count()

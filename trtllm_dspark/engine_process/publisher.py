@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trtllm_dspark.engine_process.metrics import EngineMetrics
 from trtllm_dspark.engine_process.streams import Send, Stream, StreamState
@@ -25,10 +25,16 @@ _ERRORS = {
 
 
 class Publisher:
-    """Write answers; owns the per-request clocks."""
+    """Write answers; owns the per-request clocks.
 
-    def __init__(self, metrics: EngineMetrics) -> None:
+    Args:
+        metrics: where everything is counted.
+        token_text: text of one token, for requests that want it.
+    """
+
+    def __init__(self, metrics: EngineMetrics, token_text: Callable[[int], str]) -> None:
         self._metrics = metrics
+        self._token_text = token_text
         self._recent: deque[tuple[int, int]] = deque(maxlen=_RECENT)
         self._clock_offset_ns = time.time_ns() - time.monotonic_ns()
 
@@ -98,6 +104,8 @@ class Publisher:
         item: Message = {"id": stream.handle, "text": text, "num_tokens": max(0, len(tokens) - echoed)}
         if request is not None and request.return_tokens:
             item["tokens"] = tokens
+        if request is not None and request.return_token_texts:
+            item["token_texts"] = [self._token_text(token) for token in tokens]
         if logprobs:
             item["logprobs"] = logprobs
         if finish_reason is not None:

@@ -31,6 +31,10 @@ class PromptEncoder(Protocol):
         """Return the text of token ids."""
         ...
 
+    def token_text(self, token_id: int) -> str:
+        """Return one token's own text."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
@@ -75,6 +79,7 @@ class GenerationRequest:
     echo: bool
     return_tokens: bool
     return_stats: bool
+    return_token_texts: bool
     logprobs: bool
 
 
@@ -82,7 +87,7 @@ _KNOWN = frozenset(
     {
         "prompt", "prompt_token_ids", "messages", "apply_chat_template", "max_tokens", "min_tokens", "temperature",
         "top_k", "top_p", "seed", "stop", "stop_token_ids", "stop_sequences", "ignore_eos", "max_draft_len", "priority",
-        "timeout_ms", "stream", "echo", "return_tokens", "return_stats", "logprobs",
+        "timeout_ms", "stream", "echo", "return_tokens", "return_stats", "return_token_texts", "logprobs",
     }
 )  # fmt: skip
 
@@ -134,6 +139,7 @@ def parse_request(fields: Mapping[str, Any], limits: RequestLimits, encoder: Pro
         echo=reader.boolean("echo"),
         return_tokens=reader.boolean("return_tokens"),
         return_stats=reader.boolean("return_stats"),
+        return_token_texts=reader.boolean("return_token_texts"),
         logprobs=reader.boolean("logprobs"),
     )
 

@@ -54,7 +54,14 @@ def serve_session(
     metrics = EngineMetrics()
     metrics.set("dspark_kv_tokens", options.num_slots * limits.max_seq_len, state="max")
     queue = RequestQueue(max_waiting=options.max_queue_size)
-    loop = EngineLoop(session, make_request, num_slots=options.num_slots, queue=queue, metrics=metrics)
+    loop = EngineLoop(
+        session,
+        make_request,
+        num_slots=options.num_slots,
+        queue=queue,
+        metrics=metrics,
+        token_text=encoder.token_text,
+    )
     service = EngineService(loop, encoder, limits, metrics, info)
     server = ConnectionServer(options.socket_path, service)
 

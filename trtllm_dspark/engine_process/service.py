@@ -84,6 +84,10 @@ class EngineService:
             connection.send(
                 {"type": "stopped", "id": message.get("id"), "count": self._stop_by_id(message.get("request_id"))}
             )
+        elif kind == "rejected":
+            # A model refused a request by itself; only counted here.
+            self._metrics.add("dspark_requests_received")
+            self._metrics.add("dspark_requests_rejected", reason=str(message.get("code"))[:64])
         elif kind == "ping":
             connection.send({"type": "pong"})
         elif kind == "metrics":

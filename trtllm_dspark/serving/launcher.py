@@ -20,6 +20,7 @@ from trtllm_dspark.errors import DeviceError
 from trtllm_dspark.serving.children import children_of, kill_tree, process_state, spawn
 from trtllm_dspark.serving.contract import MODELS
 from trtllm_dspark.serving.engine_watch import EngineWatch
+from trtllm_dspark.serving.front_watch import FrontWatch, check_front_packages
 from trtllm_dspark.serving.gate import ReadinessGate
 from trtllm_dspark.serving.model_repository import write_repository
 from trtllm_dspark.serving.tritonserver import (
@@ -52,6 +53,7 @@ class ServeOptions:
         drain_timeout_s: how long SIGTERM waits for requests in flight.
         engine_start_timeout_s: how long the first start of the engine may take.
         hang_timeout_s: longest round before the engine counts as hung.
+        openai_port: port of the OpenAI-compatible front, or None for no front.
         triton_flags: further flags for tritonserver.
         verbose: tritonserver logs at info level.
         cancellation_check_period_ms: how often the stubs look for cancelled requests.
@@ -65,6 +67,7 @@ class ServeOptions:
     engine_start_timeout_s: float = 600.0
     hang_timeout_s: float = 60.0
     cancellation_check_period_ms: int = 20
+    openai_port: int | None = None
     triton_flags: Sequence[str] = field(default=())
     verbose: bool = False
 
@@ -107,14 +110,15 @@ class Launcher:
             DeviceError: engine or server do not start, or end again and again.
         """
         address = self._options.address
-        check_ports(
-            address.host,
-            {
-                "--http_port": address.http_port,
-                "--grpc_port": address.grpc_port,
-                "--metrics_port": address.metrics_port,
-            },
-        )
+        ports = {
+            "--http_port": address.http_port,
+            "--grpc_port": address.grpc_port,
+            "--metrics_port": address.metrics_port,
+        }
+        if self._options.openai_port is not None:
+            check_front_packages()
+            ports["--openai_port"] = self._options.openai_port
+        check_ports(address.host, ports)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         remove_stale_leftovers()
@@ -146,6 +150,7 @@ class Launcher:
             hang_timeout_s=options.hang_timeout_s,
             start_timeout_s=options.engine_start_timeout_s,
         )
+        front = FrontWatch(options.address, options.openai_port, socket_path, drain_s=options.drain_timeout_s)
         try:
             engine.start()
             code = self._wait_for_engine(engine)
@@ -159,13 +164,15 @@ class Launcher:
                 settled = self._settled(engine)
                 gate.set(settled)
                 engine.settled = settled and self._server_was_ready
-                self._watch_server(installation, repository, engine, gate)
+                front.poll()
+                self._watch_server(installation, repository, engine, gate, front)
                 time.sleep(_POLL_S)
-            self._drain(engine)
+            self._drain(front)
             return 0
         finally:
             if self._server is not None:
                 kill_tree(self._server)
+            front.kill()
             engine.stop(timeout_s=5.0)
 
     def _wait_for_engine(self, engine: EngineWatch) -> int | None:
@@ -199,7 +206,12 @@ class Launcher:
     # tritonserver
 
     def _watch_server(
-        self, installation: TritonInstallation, repository: Path, engine: EngineWatch, gate: ReadinessGate
+        self,
+        installation: TritonInstallation,
+        repository: Path,
+        engine: EngineWatch,
+        gate: ReadinessGate,
+        front: FrontWatch,
     ) -> None:
         server = self._server
         if server is None:
@@ -214,7 +226,7 @@ class Launcher:
         if not self._server_was_ready:
             if time.monotonic() - self._server_started > SERVER_START_TIMEOUT_S:
                 self._restart_server(f"tritonserver was not ready after {SERVER_START_TIMEOUT_S:g} s")
-            elif len(self._known_stubs) == len(MODELS) and gate.is_ready():
+            elif len(self._known_stubs) == len(MODELS) and front.is_ready() and gate.is_ready():
                 self._server_was_ready, self._failed_servers = True, 0
                 logger.info("ready")
                 if not self._announced:
@@ -288,18 +300,22 @@ class Launcher:
 
     # the end
 
-    def _drain(self, engine: EngineWatch) -> None:
-        server = self._server
-        if server is None:
-            return
+    def _drain(self, front: FrontWatch) -> None:
         logger.info("stopping; requests in flight may finish for %d s", self._options.drain_timeout_s)
         self._signals = 1
-        server.terminate()
+        front.terminate()
+        server = self._server
+        if server is not None:
+            server.terminate()
         deadline = time.monotonic() + self._options.drain_timeout_s + 10.0
-        while server.poll() is None and time.monotonic() < deadline and self._signals < 2:
+        while time.monotonic() < deadline and self._signals < 2:
+            if front.ended and (server is None or server.poll() is not None):
+                break
             time.sleep(0.05)
-        kill_tree(server)
-        self._server = None
+        front.kill()
+        if server is not None:
+            kill_tree(server)
+            self._server = None
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self._signals += 1

@@ -168,8 +168,9 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 self._start(request, sender)
-            except (RequestError, ProtocolError) as error:
-                self._refuse(sender, getattr(error, "code", "prompt_too_large"), str(error))
+            except RequestError as error:
+                self._client.post({"type": "rejected", "code": error.code})
+                self._refuse(sender, error.code, str(error))
             except EngineUnavailable as error:
                 self._refuse(sender, ENGINE_UNAVAILABLE, f"{error}; retry in a few seconds")
             except Exception:

@@ -40,7 +40,7 @@ class Bench:
             "prompt_token_ids": tuple(prompt), "prompt_text": "", "max_tokens": 300, "min_tokens": 0,
             "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": None, "stop": (), "stop_token_ids": (),
             "ignore_eos": True, "max_draft_len": None, "priority": 5, "timeout_s": None, "stream": True, "echo": False,
-            "return_tokens": True, "return_stats": False, "logprobs": False,
+            "return_tokens": True, "return_stats": False, "return_token_texts": False, "logprobs": False,
         }  # fmt: skip
         stream = Stream(
             send=self.frames.append,

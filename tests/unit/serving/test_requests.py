@@ -22,6 +22,9 @@ class Encoder:
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         return f"[{messages[-1]['content']}]"
 
+    def token_text(self, token_id: int) -> str:
+        return chr(token_id)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(map(chr, token_ids))
 
