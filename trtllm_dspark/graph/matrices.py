@@ -55,15 +55,15 @@ class FloatMatrix(StoredMatrix):
 
 @dataclass(frozen=True, slots=True)
 class BlockInt8Matrix(StoredMatrix):
-    """uint8 codes [N, K] with one scale a block; head and embedding read the same bytes."""
+    """uint8 codes [N, whole blocks] with one scale a block; head and embedding read the same bytes."""
 
     codes: StoredTensor
     scales: StoredTensor
 
     @property
     def block_size(self) -> int:
-        """Elements that share a scale."""
-        return self.width // self.scales.shape[1]
+        """Elements that share a scale; the last block of a row may reach beyond it, into zeros."""
+        return self.codes.shape[1] // self.scales.shape[1]
 
     def multiply(self, net: Network, x: str) -> str:
         """Append a MatMulNBits that also rounds activations to 8 bits a block (accuracy level 4)."""
@@ -84,7 +84,7 @@ class BlockInt8Matrix(StoredMatrix):
 
     def gather(self, net: Network, ids: str) -> str:
         """Append a look-up that dequantises only the rows it reads."""
-        return net.node(
+        rows = net.node(
             "GatherBlockQuantized",
             net.stored(f"{self.name}/rows", self.codes),
             ids,
@@ -95,6 +95,9 @@ class BlockInt8Matrix(StoredMatrix):
             block_size=self.block_size,
             bits=8,
         )
+        if self.codes.shape[1] == self.width:
+            return rows
+        return net.node("Slice", rows, net.ints(0), net.ints(self.width), net.ints(-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +143,15 @@ def store_matrix(file: WeightFile, name: str, weight: FloatArray, weight_dtype: 
         stored = file.append(f"{name}/codes", [codes.T], (width, rows), np.int8)
         return RowInt8Matrix(name, rows, width, stored, file.append(f"{name}/scales", [scales], (rows,), np.float32))
     block = block_size_for(width)
-    all_scales = np.empty((rows, width // block), np.float32)
+    blocks = -(-width // block)
+    all_scales = np.empty((rows, blocks), np.float32)
 
     def chunks() -> Iterator[NDArray[np.uint8]]:
         for part in row_chunks(weight):
             block_codes, all_scales[part] = quantize_blocks(weight[part], block)
             yield block_codes
 
-    stored = file.append(f"{name}/codes", chunks(), (rows, width), np.uint8)
+    stored = file.append(f"{name}/codes", chunks(), (rows, blocks * block), np.uint8)
     return BlockInt8Matrix(
         name, rows, width, stored, file.append(f"{name}/scales", [all_scales], all_scales.shape, np.float32)
     )

@@ -8,7 +8,6 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.graph import WEIGHT_DTYPES, WeightDtype
 from trtllm_dspark.graph import _quantize as quantize
 from trtllm_dspark.graph.matrices import BlockInt8Matrix, StoredMatrix, store_matrix
@@ -31,7 +30,7 @@ def run(directory: Path, weight: np.ndarray, dtype: WeightDtype, x: np.ndarray) 
 
 
 @pytest.mark.parametrize("dtype", WEIGHT_DTYPES)
-@pytest.mark.parametrize("shape", [(8, 64), (96, 192), (33, 48), (7, 16)])
+@pytest.mark.parametrize("shape", [(8, 64), (96, 192), (33, 48), (7, 20)])
 def test_product_is_within_rounding(dtype: WeightDtype, shape: tuple[int, int], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     weight = rng.normal(size=shape).astype(np.float32)
@@ -98,11 +97,21 @@ def store(path: Path, weight: np.ndarray) -> tuple[int, ...]:
     return matrix.codes.offset, matrix.codes.length, matrix.scales.offset, matrix.scales.length
 
 
-@pytest.mark.parametrize(("width", "block"), [(576, 64), (96, 32), (48, 16)])
-def test_block_size_divides_the_width(width: int, block: int) -> None:
+@pytest.mark.parametrize(("width", "block"), [(576, 64), (96, 32), (48, 16), (100, 64), (20, 32)])
+def test_block_size_fits_the_width(width: int, block: int) -> None:
     assert quantize.block_size_for(width) == block
 
 
-def test_width_without_block_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--weight_dtype float32"):
-        quantize.block_size_for(20)
+def test_embedding_rows_are_cut_to_their_width(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).normal(size=(9, 20)).astype(np.float32)
+    file = WeightFile(tmp_path / "m.data")
+    net = Network("m", file)
+    net.output(
+        store_matrix(file, "w", weight, "int8").gather(net, net.input("i", np.int64, ["T"])), "y", np.float32, ["T", 20]
+    )
+    file.close()
+    net.save(tmp_path / "m.onnx")
+    session = ort.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    rows = session.run(None, {"i": np.array([8, 0])})[0]
+    assert rows.shape == (2, 20)
+    assert np.abs(rows - weight[[8, 0]]).max() < 0.02
