@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from trtllm_dspark.engine_process.gauges import Gauges
 from trtllm_dspark.engine_process.metrics import EngineMetrics
 from trtllm_dspark.engine_process.publisher import Publisher
 from trtllm_dspark.engine_process.queue import RequestQueue
@@ -75,6 +76,7 @@ class EngineLoop:
         self._num_slots = num_slots
         self._queue = queue
         self._metrics = metrics
+        self._gauges = Gauges(metrics, num_slots)
         self._publisher = Publisher(metrics, token_text)
         self._running: dict[str, Stream] = {}
         self._deadlines: list[tuple[float, int, Stream]] = []
@@ -240,21 +242,4 @@ class EngineLoop:
         self._running.clear()
 
     def _update_gauges(self) -> None:
-        waiting, running = len(self._queue), len(self._running)
-        metrics = self._metrics
-        metrics.set("dspark_requests_waiting", waiting)
-        metrics.set("dspark_requests_running", running)
-        metrics.set("dspark_slots", running, state="used")
-        metrics.set("dspark_slots", self._num_slots - running, state="free")
-        tokens = sum(
-            len(s.request.prompt_token_ids) + s.num_output_tokens
-            for s in self._running.values()
-            if s.request is not None
-        )
-        metrics.set("dspark_kv_tokens", tokens, state="used")
-        for kind, value in (
-            ("active", waiting + running), ("max", self._num_slots), ("scheduled", running), ("waiting", waiting)
-        ):  # fmt: skip
-            metrics.set("nv_trt_llm_request_metrics", value, request_type=kind)
-        metrics.set("nv_trt_llm_general_metrics", self.rounds, general_type="iteration_counter")
-        metrics.set("nv_trt_llm_general_metrics", time.time(), general_type="timestamp")
+        self._gauges.update(waiting=len(self._queue), running=tuple(self._running.values()), rounds=self.rounds)

@@ -9,7 +9,7 @@ import bisect
 import threading
 from collections.abc import Sequence
 
-from trtllm_dspark.serving.metric_schema import FAMILIES, Kind, series_key
+from trtllm_dspark.serving.metric_schema import FAMILIES, Family, Kind, series_key
 
 Snapshot = dict[str, dict[str, float]]
 
@@ -36,12 +36,21 @@ class _Histogram:
         return buckets, self._sum, float(total)
 
 
+def _initial(family: Family) -> dict[str, float]:
+    """Return the series that exist before anything happened."""
+    if family.values:
+        return {series_key(**{family.labels[0]: value}): 0.0 for value in family.values}
+    return {"": 0.0} if family.kind is Kind.COUNTER and not family.labels else {}
+
+
 class EngineMetrics:
     """All families of `serving.metric_schema`, by their short names."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._values: dict[str, dict[str, float]] = {f.name: {} for f in FAMILIES if f.kind is not Kind.HISTOGRAM}
+        self._values: dict[str, dict[str, float]] = {
+            family.name: _initial(family) for family in FAMILIES if family.kind is not Kind.HISTOGRAM
+        }
         self._histograms = {f.name: _Histogram(f.buckets) for f in FAMILIES if f.kind is Kind.HISTOGRAM}
 
     def add(self, name: str, value: float = 1.0, **labels: str) -> None:

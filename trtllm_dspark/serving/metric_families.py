@@ -48,6 +48,7 @@ class MetricPublisher:
 
     def run(self, client: EngineClient, stopping: threading.Event) -> None:
         """Ask for a snapshot and publish it, again and again until told to stop."""
+        self._increment("dspark_engine_restarts", "", 0.0)
         while not stopping.wait(_PERIOD_S):
             connected = client.connected and client.post({"type": "metrics"})
             self._restarts(client.num_engines - 1)

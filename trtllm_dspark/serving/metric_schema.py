@@ -26,6 +26,8 @@ class Family:
         name: its name on /metrics.
         labels: label names besides `model` and `version`.
         buckets: upper bounds of a histogram, without +Inf.
+        values: label values of a family with one label that exist (at 0) from the start, so that rates are right
+            from the first event on.
     """
 
     name: str
@@ -33,10 +35,14 @@ class Family:
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    values: tuple[str, ...] = ()
 
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _TOKENS = (10.0, 50.0, 100.0, 500.0, 1000.0)
+_REJECTED = ("queue_full", "shutting_down", "out_of_range", "prompt_too_long", "unsupported_feature")
+_CANCELLED = ("client", "deadline", "disconnected", "stop_request")
+_FAILED = ("engine_failure", "request_failure")
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 FAMILIES: tuple[Family, ...] = (
@@ -45,10 +51,10 @@ FAMILIES: tuple[Family, ...] = (
     Family("dspark_requests_waiting", _G, "Requests in the engine's queue"),
     Family("dspark_requests_running", _G, "Requests that hold a slot"),
     Family("dspark_requests_received", _C, "Requests read from clients"),
-    Family("dspark_requests_finished", _C, "Requests that ended normally", ("reason",)),
-    Family("dspark_requests_rejected", _C, "Requests refused before they ran", ("reason",)),
-    Family("dspark_requests_cancelled", _C, "Requests ended early", ("reason",)),
-    Family("dspark_requests_failed", _C, "Requests the engine failed", ("reason",)),
+    Family("dspark_requests_finished", _C, "Requests that ended normally", ("reason",), values=("stop", "length")),
+    Family("dspark_requests_rejected", _C, "Requests refused before they ran", ("reason",), values=_REJECTED),
+    Family("dspark_requests_cancelled", _C, "Requests ended early", ("reason",), values=_CANCELLED),
+    Family("dspark_requests_failed", _C, "Requests the engine failed", ("reason",), values=_FAILED),
     Family("dspark_slots", _G, "Slots by state", ("state",)),
     Family("dspark_kv_tokens", _G, "Tokens of the KV cache by state", ("state",)),
     Family("dspark_input_tokens", _C, "Prompt tokens of admitted requests"),
