@@ -2,7 +2,7 @@
 
 Needs the extra `peer` (pip install 'trtllm-dspark[peer]'). Prompts go as the same token ids to both, greedy, one
 stream, equal thread counts; the modes take turns prompt by prompt. llama.cpp's threads spin: on a machine that is doing
-anything else it slows down far more than it should, so the best of the repeats is printed beside the median.
+anything else it slows down many times over, so speeds are compared by the best of each prompt's repeats.
 """
 
 from __future__ import annotations
@@ -75,20 +75,18 @@ def quiet_stderr() -> Iterator[None]:
 
 
 def compare(decoders: dict[str, Decode], prompts: Sequence[list[int]], max_tokens: int, repeats: int) -> None:
-    """Print a table of milliseconds a token, and ratios of speed to llama.cpp."""
+    """Print a table of milliseconds a token: means over the prompts of the best, and of the median, of the repeats."""
     times: dict[str, list[list[float]]] = {name: [[] for _ in prompts] for name in decoders}
     for _ in range(repeats):
         for index, prompt in enumerate(prompts):
             for name, decode in decoders.items():
                 times[name][index].append(decode(prompt, max_tokens))
-    peer = times["llama.cpp"]
-    print("engine           | ms/token median | ms/token best | speed / llama.cpp median | best")
+    peer = statistics.mean(map(min, times["llama.cpp"]))
+    print("engine           | ms/token, best of each prompt | median | speed / llama.cpp, by the best")
     for name, rows in times.items():
-        median = statistics.mean(map(statistics.median, rows))
         best = statistics.mean(map(min, rows))
-        by_median = statistics.mean(map(statistics.median, peer)) / median
-        by_best = statistics.mean(map(min, peer)) / best
-        print(f"{name:16} | {median:15.2f} | {best:13.2f} | {by_median:24.3f} | {by_best:.3f}")
+        median = statistics.mean(map(statistics.median, rows))
+        print(f"{name:16} | {best:29.2f} | {median:6.2f} | {peer / best:.3f}")
 
 
 def main() -> int:

@@ -58,3 +58,9 @@ def test_generate_in_mixed_batches_equals_off_alone(
     engine: Engine, prompts: list[list[int]], expected: list[list[int]], mode: str
 ) -> None:
     assert generate(engine, mode, prompts, alone=False) == expected
+
+
+@pytest.mark.parametrize("draft_len", range(1, 7))
+def test_generate_every_verify_width_equals_off(engine: Engine, demo_ids: list[list[int]], draft_len: int) -> None:
+    prompts = demo_ids[::5]
+    assert generate(engine, f"fixed:{draft_len}", prompts, alone=True) == generate(engine, "off", prompts, alone=True)

@@ -79,6 +79,7 @@ class Session:
         self._batcher: Batcher[ActiveRequest] = Batcher(engine.limits.max_num_tokens)
         self._slots = SlotTable(engine.limits.max_batch_size)
         self._requests: dict[str, ActiveRequest] = {}
+        self._cancelled: list[ActiveRequest] = []
         self._outputs: list[RequestOutput] = []
         self._round: _Round | None = None
         self._failure: DeviceError | None = None
@@ -188,7 +189,9 @@ class Session:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        request.cancelled = True
+        if not request.cancelled:
+            request.cancelled = True
+            self._cancelled.append(request)
         return True
 
     def step(self) -> list[RequestOutput]:
@@ -262,7 +265,8 @@ class Session:
         self.stats.engine_s += time.perf_counter() - started
 
     def _end_cancelled(self) -> None:
-        for request in [request for request in self._requests.values() if request.cancelled]:
+        cancelled, self._cancelled = self._cancelled, []
+        for request in cancelled:
             self._end(request, "cancelled")
 
     def _fail(self, error: Exception) -> None:
@@ -273,6 +277,7 @@ class Session:
             error if isinstance(error, DeviceError) else DeviceError(f"{type(error).__name__}: {first_line}")
         )
         self._round = None
+        self._cancelled.clear()
         for request in list(self._requests.values()):
             self._end(request, "error", error=f"the engine failed: {self._failure}", error_code="engine_failed")
 
