@@ -37,12 +37,12 @@ class Gauges:
         metrics.set("dspark_slots", used, state="used")
         metrics.set("dspark_slots", free, state="free")
         metrics.set("dspark_kv_tokens", sum(_tokens(stream) for stream in running), state="used")
+        prefilling = [stream for stream in running if stream.first_token_at is None]
         self._label("nv_trt_llm_request_metrics", "request_type", active=waiting + used, max=self._num_slots,
-                    scheduled=used, waiting=waiting, context=sum(s.first_token_at is None for s in running))  # fmt: skip
+                    scheduled=used, waiting=waiting, context=len(prefilling))  # fmt: skip
         # The cache is one contiguous slot a request: a slot is what those dashboards call a block.
         self._label("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type", max=self._num_slots, used=used,
                     free=free, fraction=used / self._num_slots)  # fmt: skip
-        prefilling = [stream for stream in running if stream.first_token_at is None]
         self._label(
             "nv_trt_llm_inflight_batcher_metrics",
             "inflight_batcher_specific_metric",

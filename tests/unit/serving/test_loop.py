@@ -142,7 +142,7 @@ def test_deadline_ends_waiting_and_running_requests() -> None:
     items = bench.round()
     assert {item["id"] for item in items if item.get("code") == "deadline_exceeded"} == {5, 6}
     assert running.request is not None
-    assert bench.metrics.snapshot()["dspark_requests_cancelled"] ["reason=deadline"] == 2.0
+    assert bench.metrics.snapshot()["dspark_requests_cancelled"]["reason=deadline"] == 2.0
 
 
 def test_queue_full_is_refused_and_counted() -> None:
@@ -154,7 +154,7 @@ def test_queue_full_is_refused_and_counted() -> None:
     assert [item["id"] for item in items if item.get("code") == "queue_full"] == [6, 7]
     bench.submit([9])
     assert [item["id"] for item in bench.round() if item.get("code") == "queue_full"] == [8]
-    assert bench.metrics.snapshot()["dspark_requests_rejected"] ["reason=queue_full"] == 3.0
+    assert bench.metrics.snapshot()["dspark_requests_rejected"]["reason=queue_full"] == 3.0
 
 
 def test_run_engine_failure_tells_everybody_and_raises() -> None:
@@ -193,7 +193,7 @@ def test_metrics_count_tokens_rounds_and_acceptance() -> None:
     series = bench.metrics.snapshot()
     assert series["dspark_output_tokens"] == {"": 30.0}
     assert series["dspark_input_tokens"] == {"": 1.0}
-    assert series["dspark_requests_finished"] ["reason=length"] == 1.0
+    assert series["dspark_requests_finished"]["reason=length"] == 1.0
     assert series["dspark_verify_emitted_tokens"][""] == 29.0  # the prefill's token does not count
     accepted = sum(series["dspark_accepted_at_position"].values())
     assert accepted == series["dspark_accepted_tokens"][""] > 0
