@@ -15,6 +15,7 @@ namespace {
 constexpr char const* kSchedule = "schedule_prefixes";
 constexpr char const* kBudget = "verify_budget";
 constexpr char const* kPack = "pack_tokens";
+constexpr int64_t kMaxRows = 1 << 24;
 
 struct Schedule {
     std::vector<int64_t> verify_len;
@@ -127,7 +128,7 @@ Schedule schedule(std::string const& mode, int64_t num_requests, int64_t max_dra
         in.budget = *budget;
     }
     nb::gil_scoped_release const release;
-    args.allocate();
+    if (in.mode != ScheduleMode::kFixed) args.allocate();
     std::vector<int32_t> verify_len(static_cast<size_t>(num_requests));
     ScheduleOutput out = {verify_len.data(), 0, 0};
     schedulePrefixes(SerialTeam{}, in, args.ws, &out);
@@ -179,10 +180,11 @@ PackedTokens pack(nb::object const& anchors, nb::object const& draft_tokens, nb:
     int64_t total = requests;
     for (int64_t request = 0; request < requests; ++request) total += lens.data[request];
     int64_t const rows = pad_to == 0 ? total : pad_to;
-    if (rows < total || rows > (int64_t{1} << 31)) {
+    if (rows < total) {
         fail(kPack, Code::kBadArgument,
              "pad_to is " + std::to_string(pad_to) + " but the round has " + std::to_string(total) + " tokens");
     }
+    if (rows > kMaxRows) fail(kPack, Code::kBadArgument, "more than 2**24 rows");
     nb::gil_scoped_release const release;
     size_t const size = static_cast<size_t>(rows);
     PackedTokens out = {std::vector<int64_t>(static_cast<size_t>(requests) + 1), std::vector<int64_t>(size),

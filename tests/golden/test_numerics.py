@@ -39,7 +39,9 @@ def test_exponential_equals_twin_and_is_relatively_exact(rng: np.random.Generato
 
 @pytest.mark.parametrize("name", ["sigmoid", "tanh"])
 def test_sigmoid_and_tanh_equal_twins(rng: np.random.Generator, name: str) -> None:
-    x = np.concatenate([rng.normal(0, 20, 50_000), [0.0, -0.0, 1e30, -1e30, np.inf, -np.inf, np.nan]]).astype(np.float32)
+    x = np.concatenate([rng.normal(0, 20, 50_000), [0.0, -0.0, 1e30, -1e30, np.inf, -np.inf, np.nan]]).astype(
+        np.float32
+    )
     got = getattr(_core, f"{name}_exact")(x)
     with np.errstate(invalid="ignore", over="ignore"):
         expected = getattr(float32, name)(x)
