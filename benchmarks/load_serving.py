@@ -1,0 +1,214 @@
+"""Load a running `trtllm-dspark serve` over HTTP with many streams that join, end and leave at random.
+
+Usage: load_serving.py --url 127.0.0.1:8000 --launcher_pid PID [--seconds 120] [--streams 64] [--cancel 0.1]
+
+Every finished stream must equal the same request alone. Prints one JSON line: tokens a second, time to the first event,
+errors, and the resident memory and /dev/shm of all server processes over time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtllm_dspark.serving.children import children_of
+
+MODELS = ("ensemble", "tensorrt_llm_bls")
+
+
+@dataclass
+class Load:
+    """Counters of one run."""
+
+    tokens: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    wrong: list[str] = field(default_factory=list)
+    first_event_s: list[float] = field(default_factory=list)
+    memory_kb: list[int] = field(default_factory=list)
+    shm_bytes: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request."""
+
+    prompt: str
+    max_tokens: int
+    model: str
+    leave_after: int | None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return the JSON fields of a streaming request."""
+        return {
+            "text_input": self.prompt,
+            "max_tokens": self.max_tokens,
+            "stream": True,
+            "return_num_output_tokens": True,
+        }
+
+
+async def stream(address: tuple[str, int], job: Job, load: Load) -> str | None:
+    """Run one request; return its text, or None when it left early."""
+    reader, writer = await asyncio.open_connection(*address, limit=1 << 20)
+    body = json.dumps(job.fields).encode()
+    head = f"POST /v2/models/{job.model}/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    started = time.monotonic()
+    writer.write(head.encode() + body)
+    text, events = [], 0
+    try:
+        while line := await reader.readline():
+            if line == b"0\r\n":
+                break
+            if not line.startswith(b"data: "):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                return f"error: {event['error']}"
+            if not events:
+                load.first_event_s.append(time.monotonic() - started)
+            events += 1
+            load.tokens += event["num_output_tokens"]
+            text.append(event["text_output"])
+            if job.leave_after is not None and events >= job.leave_after:
+                return None
+    finally:
+        writer.close()
+    return "".join(text)
+
+
+def random_job(generator: random.Random, max_tokens: int, cancel: float) -> Job:
+    """Draw a request."""
+    prompt = "".join(generator.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=generator.randrange(1, 40)))
+    leave = generator.randrange(1, 20) if generator.random() < cancel else None
+    return Job(prompt, generator.randrange(1, max_tokens), generator.choice(MODELS), leave)
+
+
+async def client(
+    address: tuple[str, int], generator: random.Random, until: float, load: Load, draw: Callable[[random.Random], Job],
+    expected: Callable[[Job], str] | None,
+) -> None:  # fmt: skip
+    """Send one request after another."""
+    while time.monotonic() < until:
+        job = draw(generator)
+        text = await stream(address, job, load)
+        if text is None:
+            load.cancelled += 1
+            continue
+        load.finished += 1
+        if expected is not None and text != expected(job):
+            load.wrong.append(f"{job}: {text[:200]!r}")
+        if generator.random() < 0.1:
+            await asyncio.sleep(generator.random() * 0.2)
+
+
+def tree(pid: int) -> list[int]:
+    """Return a process and all below it."""
+    return [pid, *(below for child in children_of(pid) for below in tree(child))]
+
+
+def memory_kb(pid: int) -> int:
+    """Return the resident memory of a process tree without what it shares through /dev/shm."""
+    total = 0
+    for process in tree(pid):
+        try:
+            status = Path(f"/proc/{process}/status").read_text()
+        except OSError:
+            continue
+        for line in status.splitlines():
+            if line.startswith(("RssAnon", "RssFile")):
+                total += int(line.split()[1])
+    return total
+
+
+async def sample(pid: int, until: float, load: Load) -> None:
+    """Note memory once a second."""
+    while time.monotonic() < until:
+        await asyncio.sleep(1.0)
+        load.memory_kb.append(memory_kb(pid))
+        load.shm_bytes.append(sum(path.stat().st_size for path in Path("/dev/shm").glob("trtllm_dspark_*")))
+
+
+async def run(
+    address: tuple[str, int],
+    launcher_pid: int,
+    *,
+    seconds: float,
+    streams: int,
+    cancel: float = 0.1,
+    max_tokens: int = 400,
+    seed: int = 1,
+    expected: Callable[[Job], str] | None = None,
+) -> Load:
+    """Load the server and return what happened.
+
+    Args:
+        address: host and HTTP port.
+        launcher_pid: root of the server's processes.
+        seconds: new requests are sent for this long.
+        streams: concurrent clients.
+        cancel: fraction of requests whose client leaves early.
+        max_tokens: largest max_tokens drawn.
+        seed: of the traffic.
+        expected: the right text of a request, or None to skip the comparison.
+    """
+    load = Load()
+    until = time.monotonic() + seconds
+
+    def draw(generator: random.Random) -> Job:
+        return random_job(generator, max_tokens, cancel)
+
+    clients = [
+        client(address, random.Random(f"{seed} {index}"), until, load, draw, expected) for index in range(streams)
+    ]
+    await asyncio.gather(sample(launcher_pid, until, load), *clients)
+    return load
+
+
+def summary(load: Load, seconds: float) -> dict[str, Any]:
+    """Return the figures of a run."""
+    quarter = max(1, len(load.memory_kb) // 4)
+    early, late = load.memory_kb[quarter : 2 * quarter], load.memory_kb[-quarter:]
+    return {
+        "tokens_per_s": round(load.tokens / seconds),
+        "finished": load.finished,
+        "cancelled": load.cancelled,
+        "wrong": len(load.wrong),
+        "first_event_ms_p50": round(1e3 * statistics.median(load.first_event_s), 1),
+        "memory_drift": round(statistics.mean(late) / statistics.mean(early) - 1, 4) if early and late else None,
+        "memory_mb": round(statistics.mean(late) / 1024, 1) if late else None,
+        "shm_mb": [load.shm_bytes[0] >> 20, load.shm_bytes[-1] >> 20] if load.shm_bytes else None,
+    }
+
+
+def main() -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="127.0.0.1:8000")
+    parser.add_argument("--launcher_pid", type=int, required=True)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--cancel", type=float, default=0.1)
+    parser.add_argument("--max_tokens", type=int, default=400)
+    args = parser.parse_args()
+    host, _, port = args.url.partition(":")
+    load = asyncio.run(
+        run((host, int(port)), args.launcher_pid, seconds=args.seconds, streams=args.streams, cancel=args.cancel,
+            max_tokens=args.max_tokens)
+    )  # fmt: skip
+    print(json.dumps(summary(load, args.seconds)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
