@@ -14,6 +14,9 @@ LaunchStatus launchKvAppend(KvAppendParams const& p, cudaStream_t stream) noexce
         return refused("head_dim", "rows of a multiple of 16 bytes", p.head_dim);
     }
     if (p.num_tokens == 0 || p.num_requests == 0) return launchOk();
+    if (!isAligned16(p.key) || !isAligned16(p.value) || !isAligned16(p.key_cache) || !isAligned16(p.value_cache)) {
+        return refused("key", "key, value and caches at multiples of 16 bytes", 0);
+    }
     int64_t const chunks = p.num_kv_heads * p.head_dim * elementBytes(p.type) / 16;
     unsigned const rows = static_cast<unsigned>(p.num_tokens < 32768 ? p.num_tokens : 32768);
     dim3 const grid(static_cast<unsigned>((chunks + 127) / 128), rows,

@@ -43,6 +43,9 @@ inline std::string launchStatusText(LaunchStatus const& status) {
     return std::string(status.field) + ": expected " + status.expected + ", got " + std::to_string(status.got);
 }
 
+//! Arrays that kernels read in 16-byte words must begin at a multiple of 16.
+inline bool isAligned16(void const* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
+
 //! Bytes per element.
 inline int64_t elementBytes(ElementType type) {
     switch (type) {

@@ -152,13 +152,24 @@ DSPARK_HD constexpr int weightStride(int rank) {
     return (words | 1) * (4 / static_cast<int>(sizeof(T)));
 }
 
-//! Vocabulary rows a block takes, so that they fit into 96 KiB of shared memory.
+//! 32-bit words of one request's latent: floats, or four int8 a word.
 template <class T>
+DSPARK_HD constexpr int latentWords(int rank) {
+    return sizeof(T) == 1 ? (rank + 3) / 4 : rank;
+}
+
+//! Bytes of shared memory for `rows` rows of W2 and kChunk latents.
+template <class T, int kChunk>
+DSPARK_HD constexpr int64_t logitsSharedBytes(int rank, int rows) {
+    int64_t const elements = (static_cast<int64_t>(rows) * weightStride<T>(rank) + 15) / 16 * 16;
+    return elements * static_cast<int64_t>(sizeof(T)) + int64_t{kChunk} * latentWords<T>(rank) * 4;
+}
+
+//! Vocabulary rows a block takes: all devices from sm_80 on give a block 96 KiB of shared memory.
+template <class T, int kChunk>
 DSPARK_HD constexpr int weightRows(int rank) {
     int rows = kRowsPerBlock;
-    while (rows > 1 && static_cast<int64_t>(rows) * weightStride<T>(rank) * static_cast<int>(sizeof(T)) > 96 * 1024) {
-        rows >>= 1;
-    }
+    while (rows > 1 && logitsSharedBytes<T, kChunk>(rank, rows) > 96 * 1024) rows >>= 1;
     return rows;
 }
 
@@ -200,12 +211,12 @@ __global__ void __launch_bounds__(kRowsPerBlock, 4) markovLogitsKernel(MarkovSte
     MarkovDraftParams const& p = launch.params;
     constexpr bool kInt8 = sizeof(T) == 1;
     MarkovScratch const s = markovScratch(p);
-    int const r = p.rank, stride = weightStride<T>(r), rows = weightRows<T>(r);
+    int const r = p.rank, stride = weightStride<T>(r), rows = weightRows<T, kChunk>(r);
     int const first = static_cast<int>(blockIdx.x) * rows;
     int const count = minOf(rows, p.draft_vocab - first);
     bool const has_head = p.head_kind != 0;
     T* const weight = reinterpret_cast<T*>(sharedMemory());
-    int const latent_words = static_cast<int>(kInt8 ? (r + 3) / 4 : r);
+    int const latent_words = latentWords<T>(r);
     int* const latent = reinterpret_cast<int*>(weight + ((static_cast<int64_t>(rows) * stride + 15) & ~int64_t{15}));
 
     if (has_head) {
@@ -291,13 +302,6 @@ __global__ void __launch_bounds__(kRowsPerBlock, 4) markovLogitsKernel(MarkovSte
     }
 }
 
-template <class T, int kChunk>
-size_t markovLogitsSharedBytes(int rank) {
-    size_t const weights = (static_cast<size_t>(weightRows<T>(rank)) * weightStride<T>(rank) + 15) / 16 * 16 * sizeof(T);
-    size_t const words = sizeof(T) == 1 ? (static_cast<size_t>(rank) + 3) / 4 : static_cast<size_t>(rank);
-    return weights + kChunk * words * 4;
-}
-
 //! Stores a pick, remembers the first bad row, and clears the request's tokens after the last step when there was one.
 __device__ inline int storePick(BlockTeam const& team, MarkovDraftParams const& p, int request, int step,
                                 DraftPick const& pick, int32_t const* candidates) {
@@ -337,7 +341,7 @@ static __global__ void __launch_bounds__(kPickThreads, 1) markovPickKernel(Marko
     Acceptance const mode = static_cast<Acceptance>(p.acceptance);
     RequestParams const params = requestParams(p.temperature, p.top_k, p.top_p, p.seed, p.positions, request);
     RowTop const top = topOfKey(s.top_key[request]);
-    uint64_t* const tile_mass = s.tile_mass + request * s.tiles;
+    uint64_t* const tile_mass = reinterpret_cast<uint64_t*>(sharedMemory() + kBlockTeamBytes);  // [tiles]
     float const* const row =
         p.draft_logits + (static_cast<int64_t>(request) * p.draft_len + launch.step) * p.draft_vocab;
     EntryOfTarget const entry_of = {p.draft_of_target, nullptr, p.draft_vocab};
@@ -350,6 +354,7 @@ static __global__ void __launch_bounds__(kPickThreads, 1) markovPickKernel(Marko
     } else {
         RowLaw const law = unfilteredLaw(top.max, params.temperature);
         TargetMass const target_mass = {row, law, entry_of};
+        uint64_t* const published = s.tile_mass + request * s.tiles;
         int const count = by_target ? p.vocab : p.draft_vocab;
         WarpTeam const warp;
         int const warps = team.size() >> 5;
@@ -360,7 +365,7 @@ static __global__ void __launch_bounds__(kPickThreads, 1) markovPickKernel(Marko
                 sum += by_target ? target_mass(id) : lawMass(law, row[id]);
             }
             sum = warp.addU64(sum);
-            if (warp.rank() == 0) tile_mass[tile] = sum;
+            if (warp.rank() == 0) published[tile] = sum;
         }
         __threadfence();  // this thread's tile masses are visible to the device before the block counts as finished
         team.sync();      // ... and those of the whole block
@@ -369,9 +374,7 @@ static __global__ void __launch_bounds__(kPickThreads, 1) markovPickKernel(Marko
         finished = team.maxU64(finished);
         if (static_cast<int>(finished) != parts) return;
         __threadfence();  // the other blocks' tile masses are read after their count
-        uint64_t mine = 0;
-        for (int tile = team.rank(); tile < numTiles(count); tile += team.size()) mine += tile_mass[tile];
-        total = team.addU64(mine);
+        total = collectMasses(team, published, numTiles(count), tile_mass);
     }
     DraftPick const pick = pickFromRow(team, mode, params, launch.step, p.vocab, row, p.draft_vocab, entry_of, top,
                                        tile_mass, split, total);

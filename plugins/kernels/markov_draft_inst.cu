@@ -5,7 +5,7 @@ namespace {
 
 template <class T, int kChunk>
 LaunchStatus launchSteps(MarkovDraftParams const& p, cudaStream_t stream) {
-    int const rows = weightRows<T>(p.rank);
+    int const rows = weightRows<T, kChunk>(p.rank);
     dim3 const logits_grid(static_cast<unsigned>((p.draft_vocab + rows - 1) / rows));
     int const tiles = ((p.vocab > p.draft_vocab ? p.vocab : p.draft_vocab) + kTile - 1) / kTile;
     int const warps = kPickThreads / 32;
@@ -16,10 +16,10 @@ LaunchStatus launchSteps(MarkovDraftParams const& p, cudaStream_t stream) {
     for (int step = 0; step < p.draft_len; ++step) {
         MarkovStep const launch = {p, step};
         LaunchStatus const logits = launchKernel(markovLogitsKernel<T, kChunk>, logits_grid, dim3(kRowsPerBlock),
-                                                 markovLogitsSharedBytes<T, kChunk>(p.rank), stream, launch);
+                                                 static_cast<size_t>(logitsSharedBytes<T, kChunk>(p.rank, rows)), stream, launch);
         if (!logits.ok()) return logits;
         LaunchStatus const pick = launchKernel(markovPickKernel, pick_grid, dim3(kPickThreads),
-                                               kBlockTeamBytes, stream, launch);
+                                               kBlockTeamBytes + static_cast<size_t>(tiles) * 8, stream, launch);
         if (!pick.ok()) return pick;
     }
     return launchOk();

@@ -219,6 +219,7 @@ __device__ inline Verdict judge(BlockTeam const& team, RaggedAcceptParams const&
 }
 
 //! Walks one request, picks its last token, writes its outputs. blockIdx.x = part of the residual row, blockIdx.y = request.
+//! Shared memory: team scratch, tile masses.
 static __global__ void __launch_bounds__(kAcceptThreads, 1) acceptKernel(RaggedAcceptParams const p) {
     BlockTeam const team = {reinterpret_cast<uint64_t*>(sharedMemory())};
     AcceptScratch const s = acceptScratch(p);
@@ -267,12 +268,11 @@ static __global__ void __launch_bounds__(kAcceptThreads, 1) acceptKernel(RaggedA
             finished = team.maxU64(finished);
             if (static_cast<int>(finished) != parts) return;
             __threadfence();  // the other blocks' masses are read after their count
-            uint64_t mine = 0;
-            for (int tile = team.rank(); tile < numTiles(p.vocab); tile += team.size()) mine += residual_mass[tile];
-            uint64_t const residual_total = team.addU64(mine);
+            uint64_t* const collected = reinterpret_cast<uint64_t*>(sharedMemory() + kBlockTeamBytes);
+            uint64_t const residual_total = collectMasses(team, residual_mass, numTiles(p.vocab), collected);
             uint64_t const bits = streamBits64(params.seed, position, kStreamResidual, 0);
             token = residual_total > 0
-                        ? pickToken(team, residual, p.vocab, residual_mass, residual_total, bits)
+                        ? pickToken(team, residual, p.vocab, collected, residual_total, bits)
                         : pickToken(team, rowMass(row, law), p.vocab, tile_mass, total, bits);
         }
     }

@@ -58,7 +58,8 @@ LaunchStatus launchRaggedAccept(RaggedAcceptParams const& p, cudaStream_t stream
         if (!masses.ok()) return masses;
     }
     dim3 const requests(sharesFor(p.num_requests), static_cast<unsigned>(p.num_requests));
-    return launchKernel(acceptKernel, requests, dim3(kAcceptThreads), kBlockTeamBytes, stream, p);
+    return launchKernel(acceptKernel, requests, dim3(kAcceptThreads),
+                        kBlockTeamBytes + static_cast<size_t>(layout.tiles) * 8, stream, p);
 }
 
 }  // namespace dspark

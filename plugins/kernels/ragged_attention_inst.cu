@@ -40,6 +40,9 @@ LaunchStatus launchRaggedAttention(RaggedAttentionParams const& p, cudaStream_t 
     }
     if (p.head_dim != 64 && p.head_dim != 128) return refused("head_dim", "64 or 128", p.head_dim);
     if (p.num_tokens == 0 || p.num_requests == 0) return launchOk();
+    if (!isAligned16(p.query) || !isAligned16(p.key_cache) || !isAligned16(p.value_cache) || !isAligned16(p.output)) {
+        return refused("query", "query, caches and output at multiples of 16 bytes", 0);
+    }
     if (p.head_dim == 64) {
         return half ? launchTyped<__half, 64>(p, stream) : launchTyped<__nv_bfloat16, 64>(p, stream);
     }

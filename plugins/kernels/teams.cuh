@@ -128,4 +128,16 @@ __device__ uint64_t tileMasses(BlockTeam const& team, Mass const& mass, int coun
     return team.addU64(total);  // its barriers also make tile_mass visible to all ranks
 }
 
+//! Copies masses that other blocks have published into shared memory and returns their sum.
+__device__ inline uint64_t collectMasses(BlockTeam const& team, uint64_t const* published, int count, uint64_t* shared) {
+    uint64_t mine = 0;
+    for (int tile = team.rank(); tile < count; tile += team.size()) {
+        // From L2: this SM's L1 may hold the line as it was before other blocks wrote to it.
+        uint64_t const mass = __ldcg(reinterpret_cast<unsigned long long const*>(published) + tile);
+        shared[tile] = mass;
+        mine += mass;
+    }
+    return team.addU64(mine);  // its barriers also make `shared` visible to all ranks
+}
+
 }  // namespace dspark

@@ -98,7 +98,7 @@ class CudaBuffer:
 
     def __init__(self, driver: CudaDriver, shape: Sequence[int], dtype: DTypeLike) -> None:
         self._driver, self._shape, self._dtype = driver, tuple(shape), np.dtype(dtype)
-        self._bytes = int(np.prod(shape)) * self._dtype.itemsize
+        self._bytes = self.size = int(np.prod(shape)) * self._dtype.itemsize
         pointer = ctypes.c_uint64()
         driver.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(self._bytes, 16)))
         self.address = pointer.value
@@ -178,6 +178,11 @@ class CudaBackend:
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> CudaBuffer:
         self._buffers.append(CudaBuffer(self.driver, shape, dtype))
         return self._buffers[-1]
+
+    def fill(self, buffer: CudaBuffer, stream: int) -> None:
+        """Overwrite a buffer on a stream (to empty the L2 cache)."""
+        address, value, count = ctypes.c_uint64(buffer.address), ctypes.c_ubyte(0), ctypes.c_size_t(buffer.size)
+        self.driver.call("cuMemsetD8Async", address, value, count, ctypes.c_void_p(stream))
 
     def synchronize(self) -> None:
         self.driver.call("cuCtxSynchronize")

@@ -21,6 +21,12 @@ SIMT_FLAGS = [
 ]  # fmt: skip
 
 
+def _headers() -> list[Path]:
+    plugins = ROOT / "plugins/tensorrt"
+    own = [*KERNELS.glob("*.h"), *KERNELS.glob("*.cuh"), *CORE.rglob("*.h")]
+    return [*own, *plugins.glob("*.h"), *plugins.glob("abi/*.h"), *(SIMT / "include").glob("*.h")]
+
+
 def _content_hash(files: Sequence[Path], flags: Sequence[str]) -> str:
     digest = hashlib.sha256(" ".join(flags).encode())
     for file in sorted(files):
@@ -30,8 +36,7 @@ def _content_hash(files: Sequence[Path], flags: Sequence[str]) -> str:
 
 def compile_shared(name: str, sources: Sequence[Path], flags: Sequence[str], directory: Path = CACHE) -> Path:
     """Compile sources (.cu as C++) into <directory>/<name>-<hash>.so unless that exists already."""
-    headers = [*KERNELS.glob("*.h"), *KERNELS.glob("*.cuh"), *CORE.rglob("*.h"), *(SIMT / "include").glob("*.h")]
-    library = directory / f"{name}-{_content_hash([*sources, *headers], flags)}.so"
+    library = directory / f"{name}-{_content_hash([*sources, *_headers()], flags)}.so"
     if library.exists():
         return library
     work = directory / f"{library.stem}.build"
@@ -56,3 +61,20 @@ def simt_library() -> Path:
     return compile_shared(
         "simt", [*sorted(KERNELS.glob("*_inst.cu")), KERNELS / "c_abi.cpp", SIMT / "simt.cpp"], SIMT_FLAGS
     )
+
+
+def cuda_library(nvcc: Path, compute_capability: tuple[int, int]) -> Path:
+    """The kernels for one device, compiled by nvcc."""
+    architecture = f"{compute_capability[0]}{compute_capability[1]}" + ("a" if compute_capability == (9, 0) else "")
+    sources = [*sorted(KERNELS.glob("*_inst.cu")), KERNELS / "c_abi.cpp"]
+    flags = [
+        "-std=c++17", "-O3", "-shared", "-Xcompiler=-fPIC", "--Werror=all-warnings", f"-I{CORE}", "--threads=2",
+        f"-gencode=arch=compute_{architecture},code=sm_{architecture}",
+    ]  # fmt: skip
+    library = CACHE / f"cuda-{architecture}-{_content_hash([*sources, *_headers()], flags)}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        temporary = library.with_suffix(".tmp.so")
+        subprocess.run([nvcc, *flags, "-o", temporary, *sources], check=True)
+        temporary.replace(library)
+    return library

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.kernels.backends import Backend
+from helpers.kernels.backends import Backend, Buffer
 from helpers.kernels.round_cases import Array, RoundCase
 from trtllm_dspark.plugins import ELEMENT_TYPES
 
@@ -116,6 +116,28 @@ def accept_problem(case: RoundCase, draft: Outputs) -> Problem:
     return scalars, inputs, outputs
 
 
+Placed = tuple[dict[str, Any], dict[str, Buffer], dict[str, Buffer]]
+"""Parameters of a launch, its input buffers and its output buffers."""
+
+
+def place(
+    backend: Backend,
+    op: str,
+    scalars: dict[str, Any],
+    inputs: dict[str, Array | None],
+    outputs: dict[str, tuple[tuple[int, ...], Any] | None],
+) -> Placed:
+    """Copy inputs, allocate poisoned outputs and workspace; nothing is launched."""
+    sources = {name: backend.put(np.ascontiguousarray(array)) for name, array in inputs.items() if array is not None}
+    results = {name: backend.empty(*spec) for name, spec in outputs.items() if spec is not None}
+    params: dict[str, Any] = dict(scalars)
+    for names, buffers in ((inputs, sources), (outputs, results)):
+        params |= {name: buffers[name].address if name in buffers else None for name in names}
+    if "workspace" in backend.library.fields(op):
+        params["workspace"] = backend.empty((backend.library.workspace_bytes(op, **scalars),), np.uint8).address
+    return params, sources, results
+
+
 def launch(
     backend: Backend,
     op: str,
@@ -123,14 +145,8 @@ def launch(
     inputs: dict[str, Array | None],
     outputs: dict[str, tuple[tuple[int, ...], Any] | None],
 ) -> Outputs:
-    """Copy inputs, poison outputs and workspace, launch, read back."""
-    params: dict[str, Any] = dict(scalars)
-    for name, array in inputs.items():
-        params[name] = None if array is None else backend.put(np.ascontiguousarray(array)).address
-    buffers = {name: backend.empty(*spec) for name, spec in outputs.items() if spec is not None}
-    params |= {name: buffers[name].address if name in buffers else None for name in outputs}
-    if "workspace" in backend.library.fields(op):
-        params["workspace"] = backend.empty((backend.library.workspace_bytes(op, **scalars),), np.uint8).address
+    """Place, launch, read back."""
+    params, _, results = place(backend, op, scalars, inputs, outputs)
     backend.library.launch(op, **params)
     backend.synchronize()
-    return {name: buffer.read() for name, buffer in buffers.items()}
+    return {name: buffer.read() for name, buffer in results.items()}

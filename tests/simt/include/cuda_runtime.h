@@ -123,6 +123,11 @@ T atomicOr(T* address, T value) {
     return old;
 }
 
+template <class T>
+T __ldcg(T const* address) {
+    return *address;
+}
+
 inline int __dp4a(int a, int b, int c) {
     for (int byte = 0; byte < 4; ++byte) {
         c += static_cast<int>(static_cast<std::int8_t>(a >> (8 * byte))) *
