@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from helpers.decisions import CoreDecisions, ReferenceDecisions
-from helpers.enumeration import Decisions, Rule, World, round_law, rounds_law, target_law
+from helpers.enumeration import Decisions, Rule, World, blocks, round_law, rounds_law, target_law
 
 TOLERANCE = 1e-12
 LINEAR = (0.0, 10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 22.0)
@@ -55,6 +57,32 @@ def distance(decide: Decisions, worlds: list[World], rule: Rule) -> float:
     for world in worlds:
         expected = np.multiply.outer(expected, target_law(decide, world, world.gamma + 1))
     return float(np.abs(round_law(decide, worlds, rule) - expected).max())
+
+
+def trap(decide: Decisions, worlds: list[World]) -> tuple[float, ...]:
+    """Return step times under which only the whole batch of drafts can pay, and only for some draft tokens.
+
+    Appendix A for any batch: Algorithm 1 stops at once, a search over fresh confidences looks at the tokens it judges.
+    """
+    trees = [decide.draft(world, ()) for world in worlds]
+    chances = [{float(np.cumprod(tree.confidence[b[:-1]]).sum()) for b, _ in blocks(decide, tree)} for tree in trees]
+    sums = sorted({float(sum(pick)) for pick in product(*chances)})
+    size, middle = len(worlds), len(sums) // 2
+    never = size + 1.05 * sums[-1]
+    return (0.0, *[float(size)] * size, *[never] * (2 * size - 1), size + (sums[middle - 1] + sums[middle]) / 2)
+
+
+TEMPTED = {name: (world,) for name, world in VARIANTS.items() if world.kind != "none"} | {"batch": BATCH}
+"""Without a Markov head no confidence depends on a draft token, and a search does no harm."""
+
+
+@pytest.mark.parametrize("worlds", TEMPTED.values(), ids=TEMPTED)
+def test_rejection_early_stop_keeps_the_law_where_a_search_loses_it(
+    decide: Decisions, worlds: tuple[World, ...]
+) -> None:
+    times = trap(decide, list(worlds))
+    assert distance(decide, list(worlds), Rule("early_stop", step_time_us=times)) < TOLERANCE
+    assert distance(decide, list(worlds), Rule("fresh_search", step_time_us=times)) > 1e-4
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
