@@ -24,11 +24,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"graph", "engine_dir", "_core"},
     "build": {"checkpoint", "graph", "engine_dir", "engine", "reference"},
     "speculation": {"engine.base", "engine_dir", "_core"},
-    "load": {"speculation"},
+    "load": set(),
     "runtime": {"checkpoint", "engine", "engine_dir", "speculation", "load", "_core"},
     "serving": {"engine_dir", "runtime"},
     "engine_process": {"engine", "engine_dir", "runtime", "serving"},
     "reference": set(),
+    # Builds and describes the native plugin library.
+    "plugins": set(),
 }
 MAX_LINES = 500
 SOURCES = ("*.py", "*.pyi", "*.h", "*.hpp", "*.cpp", "*.cu", "*.cuh", "*.sh", "CMakeLists.txt", "*.cmake")
