@@ -1,7 +1,7 @@
 """Device time of every kernel against the time its bytes need: python benchmarks/bench_kernels.py [--op NAME]
 
 Needs a CUDA device, its driver, nvcc and numpy. Each op is first checked against the core on a small shape; then a
-launch is captured into a CUDA graph and replayed, with 256 MiB written before each replay so that nothing is left in L2.
+launch is captured into a CUDA graph and replayed, with 256 MiB written before each replay so that L2 is empty.
 `bytes` are the reads and writes no implementation can avoid; `floor_us` = bytes / --bandwidth.
 """
 
@@ -170,11 +170,8 @@ def main() -> int:
             backend.close()
             for row in OPS[name]():
                 floor, median = row.bytes / args.bandwidth / 1e6, measure(path, row, args.repeats)
-                print(
-                    f"{row.label:<22} {row.num_requests:>4} {GAMMA:>5} {row.num_tokens:>5} {row.bytes:>12} {floor:>9.1f} "
-                    f"{median:>9.1f} {median / floor:>8.2f}",
-                    flush=True,
-                )
+                sizes = f"{row.label:<22} {row.num_requests:>4} {GAMMA:>5} {row.num_tokens:>5} {row.bytes:>12}"
+                print(f"{sizes} {floor:>9.1f} {median:>9.1f} {median / floor:>8.2f}", flush=True)
     except DsparkError as error:
         print(f"bench_kernels.py: {error}", file=sys.stderr)
         return error.exit_code

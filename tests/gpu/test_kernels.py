@@ -13,7 +13,15 @@ import pytest
 from helpers.kernels.attention import AttentionShape
 from helpers.kernels.backends import CudaBackend
 from helpers.kernels.build import ROOT
-from helpers.kernels.checks import ATTENTIONS, ROUNDS, SCHEDULES, check_attention, check_round, check_schedule
+from helpers.kernels.checks import (
+    ATTENTIONS,
+    ROUNDS,
+    SCHEDULES,
+    check_attention,
+    check_attention_alone,
+    check_round,
+    check_schedule,
+)
 from helpers.kernels.cuda_graph import CudaGraph
 from helpers.kernels.round_cases import RoundShape, make_round
 from helpers.kernels.rounds import draft_problem, place
@@ -38,6 +46,11 @@ def test_round_on_device_equals_core(backend: CudaBackend, shape: RoundShape) ->
 @pytest.mark.parametrize("shape", ATTENTIONS.values(), ids=ATTENTIONS.keys())
 def test_attention_on_device_within_tolerance(backend: CudaBackend, shape: AttentionShape) -> None:
     check_attention(backend, shape)
+
+
+@pytest.mark.parametrize("shape", ATTENTIONS.values(), ids=ATTENTIONS.keys())
+def test_attention_on_device_does_not_depend_on_batch_mates(backend: CudaBackend, shape: AttentionShape) -> None:
+    check_attention_alone(backend, shape)
 
 
 @pytest.mark.parametrize("shape", SCHEDULES.values(), ids=SCHEDULES.keys())

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 from helpers.kernels.attention import AttentionShape
 from helpers.kernels.backends import SimtBackend
-from helpers.kernels.checks import ATTENTIONS, ROUNDS, SCHEDULES, check_attention, check_round, check_schedule
+from helpers.kernels.checks import (
+    ATTENTIONS,
+    ROUNDS,
+    SCHEDULES,
+    check_attention,
+    check_attention_alone,
+    check_round,
+    check_schedule,
+)
 from helpers.kernels.round_cases import RoundShape
 from helpers.kernels.schedule import ScheduleShape
 from hypothesis import given, settings
@@ -22,6 +30,11 @@ def test_round_any_order_equals_core(backend: SimtBackend, shape: RoundShape) ->
 @pytest.mark.parametrize("shape", ATTENTIONS.values(), ids=ATTENTIONS.keys())
 def test_attention_any_order_within_tolerance(backend: SimtBackend, shape: AttentionShape) -> None:
     check_attention(backend, shape)
+
+
+@pytest.mark.parametrize("shape", ATTENTIONS.values(), ids=ATTENTIONS.keys())
+def test_attention_any_order_does_not_depend_on_batch_mates(backend: SimtBackend, shape: AttentionShape) -> None:
+    check_attention_alone(backend, shape)
 
 
 @pytest.mark.parametrize("shape", SCHEDULES.values(), ids=SCHEDULES.keys())

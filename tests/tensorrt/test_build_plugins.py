@@ -44,7 +44,7 @@ def test_build_plugins_named_compiler_missing_says_how_to_get_one(capsys: pytest
     code, err = _fails(capsys, "--source_dir", str(ROOT), "--nvcc", "/nonexistent/nvcc")
     assert code == 4
     assert "no usable CUDA 13 compiler: /nonexistent/nvcc does not run" in err
-    assert "pip install nvidia-cuda-nvcc nvidia-cuda-runtime" in err
+    assert "pip install nvidia-cuda-{nvcc,crt,runtime,cccl}==13.0.*" in err
 
 
 def test_build_plugins_other_cuda_version_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trtllm_dspark.errors import ConfigError, DeviceError
 from trtllm_dspark.plugins.contract import contract_hash, plugin_contract
-from trtllm_dspark.plugins.toolchain import Toolchain, find_tensorrt_headers, find_toolchain
+from trtllm_dspark.plugins.toolchain import CUDA_MAJOR, Toolchain, find_tensorrt_headers, find_toolchain
 
 KERNELS_NAME = "libtrtllm_dspark_kernels.so"
 PLUGINS_NAME = "libtrtllm_dspark_plugins.so"
@@ -74,6 +74,11 @@ def build_plugins(
         f"-DCMAKE_CUDA_COMPILER={toolchain.nvcc}",
         f"-DTENSORRT_INCLUDE_DIR={headers or ''}",
     ]
+    root = toolchain.include_dir.parent
+    if not (root / "lib64").exists():
+        # PyPI's wheels have `lib` where nvcc links from `lib64`, and no unversioned libcudart.so for CMake to find.
+        cudart = root / f"lib/libcudart.so.{CUDA_MAJOR}"
+        configure += [f"-DCMAKE_CUDA_FLAGS=-L{cudart.parent}", f"-DCUDAToolkit_ROOT={root}", f"-DCUDA_CUDART={cudart}"]
     if cuda_architectures:
         configure.append(f"-DCMAKE_CUDA_ARCHITECTURES={cuda_architectures}")
     _cmake(configure, source_dir)

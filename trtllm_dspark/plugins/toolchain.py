@@ -41,7 +41,7 @@ def find_toolchain(nvcc: str | Path | None = None) -> Toolchain:
     found = "; ".join(reasons) if reasons else "no nvcc on PATH, in /usr/local/cuda or in this Python's packages"
     raise DeviceError(
         f"no usable CUDA {CUDA_MAJOR} compiler: {found}; install the CUDA toolkit, or "
-        f"pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-cccl"
+        f"pip install nvidia-cuda-{{nvcc,crt,runtime,cccl}}=={CUDA_MAJOR}.0.* nvidia-nvvm=={CUDA_MAJOR}.0.*"
     )
 
 

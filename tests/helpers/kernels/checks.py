@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from helpers.kernels.attention import (
@@ -115,6 +117,27 @@ def check_attention(backend: Backend, shape: AttentionShape) -> None:
     assert np.isfinite(output).all(), f"{shape=}"
     assert error.max() <= tolerance(case), f"{error.max()=} {np.unravel_index(error.argmax(), error.shape)} {shape=}"
     assert not output[case.token_request < 0].any(), f"padding rows are zero {shape=}"
+
+
+def check_attention_alone(backend: Backend, shape: AttentionShape) -> None:
+    """A request has the same bits alone as among others."""
+    case = make_attention(shape)
+    caches = run_append(backend, case)
+    together = run_attention(backend, case, *caches)
+    for request, count in enumerate(shape.tokens):
+        rows = slice(case.cu_tokens[request], case.cu_tokens[request + 1])
+        alone = replace(
+            case,
+            shape=replace(shape, contexts=(shape.contexts[request],), tokens=(count,), padding=0),
+            query=case.query[rows],
+            token_position=case.token_position[rows],
+            token_request=np.zeros(count, np.int32),
+            cu_tokens=np.array([0, count], np.int32),
+            page_table=case.page_table[request : request + 1],
+        )
+        np.testing.assert_array_equal(
+            run_attention(backend, alone, *caches), together[rows], err_msg=f"{request=} {shape=}"
+        )
 
 
 def check_schedule(backend: Backend, shape: ScheduleShape) -> None:
