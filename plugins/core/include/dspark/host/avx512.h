@@ -181,22 +181,10 @@ DSPARK_AVX512 inline float dot(float const* a, float const* b, int n) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-//! Start fetching the base logits that the block of requests needs at the end of this panel: rows of many requests are too
-//! many streams for the hardware prefetcher.
-template <int kRequests>
-DSPARK_AVX512 inline void prefetchBase(PanelJob const& job, int first, int id) {
-    if (job.num_requests < 4) return;
-    for (int q = 0; q < kRequests; ++q) {
-        char const* const base = reinterpret_cast<char const*>(job.base[first + q] + id);
-        for (int line = 0; line < 4; ++line) _mm_prefetch(base + line * 64, _MM_HINT_T0);
-    }
-}
-
 //! One panel for kRequests requests starting at `first`.
 template <int kRequests>
 DSPARK_AVX512 inline void panelF32(PanelJob const& job, float const* panel, int first, int id, int valid) {
     float const* const latent = static_cast<float const*>(job.latent) + static_cast<int64_t>(first) * job.rank;
-    prefetchBase<kRequests>(job, first, id);
     __m512 acc[kRequests][4];
     for (int q = 0; q < kRequests; ++q) {
         for (int j = 0; j < 4; ++j) acc[q][j] = _mm512_setzero_ps();
@@ -229,7 +217,6 @@ template <int kRequests>
 DSPARK_AVX512 inline void panelI8(PanelJob const& job, int8_t const* panel, int first, int id, int valid) {
     int const groups = (job.rank + 3) >> 2;
     auto const* const latent = static_cast<int8_t const*>(job.latent) + static_cast<int64_t>(first) * groups * 4;
-    prefetchBase<kRequests>(job, first, id);
     __m512i acc[kRequests][4];
     for (int j = 0; j < 4; ++j) {
         __mmask16 const mask = valid > j * 16 ? tailMask(valid - j * 16) : static_cast<__mmask16>(0);

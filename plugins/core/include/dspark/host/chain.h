@@ -56,6 +56,10 @@ inline bool topCandidates(HostTeam const& team, float const* row, int vocab, int
     return true;
 }
 
+//! Distance of two requests' tiles: a power of two would put all of them into the same cache sets.
+constexpr size_t kTileStride = kTile + 80;
+constexpr size_t kStageFrom = 8;  // requests
+
 class Chain {
 public:
     Chain(Kernels const* kernels, FilterScratch* scratch, ChainInput const& in, ChainOutput const& out)
@@ -72,7 +76,7 @@ public:
         top_key_.resize(requests);
         base_.resize(requests);
         row_.resize(requests);
-        tile_.resize(requests * kTile);
+        tile_.resize(requests * kTileStride);
         // Only the coupled walk over a mapped or cut vocabulary sums masses by target id.
         bool const scatter = in.mode == Acceptance::kCoupled && (in.heads->target_ids || in.num_candidates > 0);
         mass_.resize(scatter ? static_cast<size_t>(in.heads->vocab) : 0);
@@ -102,6 +106,10 @@ private:
     float const* baseRow(int request, int step) const {
         return in_.base_logits +
                (static_cast<int64_t>(request) * in_.block_len + step) * in_.heads->draft_vocab;
+    }
+    //! Where the corrected row of a sampled request is kept as q's support; null for a greedy one. Dense chain only.
+    float* keptRow(int request, int step) const {
+        return greedy(request) ? nullptr : out_.rows + at(request, step) * static_cast<size_t>(in_.heads->draft_vocab);
     }
     int previous(int request, int step) const {
         if (step == 0) return static_cast<int>(in_.anchors[request]);
@@ -149,15 +157,20 @@ private:
         for (int tile = 0; tile < numTiles(vocab); ++tile) {
             int const begin = tile << kTileShift;
             int const count = minOf(kTile, vocab - begin);
+            // The rows of many requests often lie a power of two apart and would evict each other while the panels pass:
+            // each tile is brought into a dense buffer first, in one sequential read.
+            bool const staged = heads.kind == HeadKind::kNone || top_key_.size() >= kStageFrom;
             for (size_t q = 0; q < top_key_.size(); ++q) {
                 int const request = static_cast<int>(q);
+                float* const kept = keptRow(request, step);
+                float* const tile_row = tile_.data() + q * kTileStride;
                 base_[q] = baseRow(request, step) + begin;
-                row_[q] = greedy(request) ? tile_.data() + q * kTile
-                                          : out_.rows + at(request, step) * static_cast<size_t>(vocab) + begin;
+                row_[q] = staged || !kept ? tile_row : kept + begin;
+                if (!staged) continue;
+                std::copy(base_[q], base_[q] + count, tile_row);
+                base_[q] = tile_row;
             }
-            if (heads.kind == HeadKind::kNone) {
-                for (size_t q = 0; q < top_key_.size(); ++q) std::copy(base_[q], base_[q] + count, row_[q]);
-            } else {
+            if (heads.kind != HeadKind::kNone) {
                 PanelJob panel_job = job(0, in_.num_requests);
                 panel_job.count = count;
                 panel_job.panels = in_.packed->tile(tile, heads.rank);
@@ -171,13 +184,13 @@ private:
                 uint64_t const key = kernels_->top_key(row_[q], 0, count);
                 // Keys hold the complement of an id inside the tile: move it to the row.
                 top_key_[q] = maxOf(top_key_[q], key - static_cast<uint64_t>(begin));
+                float* const kept = keptRow(static_cast<int>(q), step);
+                if (staged && kept) std::copy(row_[q], row_[q] + count, kept + begin);
             }
         }
         for (int request = 0; request < in_.num_requests; ++request) {
             size_t const q = static_cast<size_t>(request);
-            float const* const row =
-                greedy(request) ? nullptr : out_.rows + at(request, step) * static_cast<size_t>(vocab);
-            finish(request, step, row, heads.target_ids, vocab, topOfKey(top_key_[q]));
+            finish(request, step, keptRow(request, step), heads.target_ids, vocab, topOfKey(top_key_[q]));
         }
     }
 

@@ -21,7 +21,7 @@ struct PanelJob {
     void const* latent;         // float [R][r] or int8 [R][r4]
     float const* latent_scale;  // [R] int8 only
     float const* const* base;   // [R] pointers to the tile's base logits
-    float* const* out;          // [R] pointers to the tile's corrected logits
+    float* const* out;          // [R] pointers to the tile's corrected logits, may equal base
 };
 
 struct Kernels {
