@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtllm_dspark import _core
 
@@ -88,7 +89,7 @@ def sampling(requests: int, temperature: float, top_k: int = 0, top_p: float = 1
     )
 
 
-def logits(rng: np.random.Generator, rows: int, vocab: int) -> np.ndarray:
+def logits(rng: np.random.Generator, rows: int, vocab: int) -> NDArray[np.float32]:
     """Return [rows, vocab] logits; few distinct rows, so that making them stays short."""
     few = rng.standard_normal((min(rows, 16), vocab), dtype=np.float32) * np.float32(3)
     return np.ascontiguousarray(np.resize(few, (rows, vocab)))
