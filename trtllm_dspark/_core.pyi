@@ -7,7 +7,7 @@ computing; one call uses one core. Results are new arrays. Row r of every argume
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,9 @@ class Sampling:
         NativeError: a value is out of range; the message names the request.
     """
 
-    def __init__(self, temperature: Float, seed: UInt, top_k: Int | None = None, top_p: Float | None = None) -> None: ...
+    def __init__(
+        self, temperature: Float, seed: UInt, top_k: Int | None = None, top_p: Float | None = None
+    ) -> None: ...
     @property
     def num_requests(self) -> int: ...
 

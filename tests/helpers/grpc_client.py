@@ -49,7 +49,9 @@ class GrpcStream:
         self._responses: queue.Queue[tuple[Any, Any]] = queue.Queue()
         self.client.start_stream(callback=lambda result, error: self._responses.put((result, error)))
 
-    def send(self, model: str, fields: Mapping[str, Any], *, request_id: str = "", rows: int = 1, **options: Any) -> None:
+    def send(
+        self, model: str, fields: Mapping[str, Any], *, request_id: str = "", rows: int = 1, **options: Any
+    ) -> None:
         self.client.async_stream_infer(
             model, inputs(rows, **fields), request_id=request_id, enable_empty_final_response=True, **options
         )
