@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtllm_dspark.serving.children import children_of, process_state
+from trtllm_dspark.serving.children import children_of, command_line, process_state
 from trtllm_dspark.serving.launcher import PREFIX
 
 MODEL_FILE = re.compile(r"/([A-Za-z0-9_]+)/1/model\.py")
@@ -92,7 +92,7 @@ class Server:
         deadline = time.monotonic() + timeout_s
         while (left := leftovers(self.pid)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert left == []
+        assert left == [], left
 
     # processes
 
@@ -100,7 +100,7 @@ class Server:
         """Return the launcher's direct children: `engine`, `front` and `tritonserver`."""
         found = {}
         for pid in children_of(self.pid):
-            line = _command_line(pid)
+            line = command_line(pid)
             kind = "engine" if "engine_process" in line else "front" if "openai_front" in line else "tritonserver"
             found[kind] = pid
         return found
@@ -109,7 +109,7 @@ class Server:
         """Return the stub process of each model."""
         found = {}
         for pid in children_of(self.children().get("tritonserver", 0)):
-            match = MODEL_FILE.search(_command_line(pid))
+            match = MODEL_FILE.search(command_line(pid))
             if match:
                 found[match[1]] = pid
         return found
@@ -194,13 +194,6 @@ def leftovers(launcher_pid: int) -> list[str]:
     mark = f"{PREFIX}_{launcher_pid}_"
     found = [str(path) for parent in ("/dev/shm", "/tmp") for path in Path(parent).glob(f"{mark}*")]
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and mark in _command_line(int(entry.name)) and process_state(int(entry.name)):
-            found.append(f"process {entry.name}: {_command_line(int(entry.name))}")
+        if entry.name.isdigit() and mark in command_line(int(entry.name)) and process_state(int(entry.name)):
+            found.append(f"process {entry.name}: {command_line(int(entry.name))}")
     return found
-
-
-def _command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 _TIE = Path(__file__).with_name("tie_to_parent.py")
@@ -46,9 +46,14 @@ def process_state(pid: int) -> str:
     return "" if state in "ZX" else state
 
 
-def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL a child and its children, and reap the child."""
-    pids = [*children_of(process.pid), process.pid]
+def kill_tree(process: subprocess.Popen[bytes], *, orphans: Iterable[int] = ()) -> None:
+    """SIGKILL a child and its children, and reap the child.
+
+    Args:
+        process: the child.
+        orphans: pids that were its children before it ended, and may live on under another parent.
+    """
+    pids = [*orphans, *children_of(process.pid), process.pid]
     for pid in reversed(pids):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -56,6 +61,14 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 5.0
     while any(process_state(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+def command_line(pid: int) -> str:
+    """Return a process's arguments separated by spaces, or "" when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _entries(directory: str) -> list[str]:

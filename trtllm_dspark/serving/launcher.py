@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_dspark.errors import DeviceError
-from trtllm_dspark.serving.children import children_of, kill_tree, process_state, spawn
+from trtllm_dspark.serving.children import children_of, command_line, kill_tree, process_state, spawn
 from trtllm_dspark.serving.contract import MODELS
 from trtllm_dspark.serving.engine_watch import EngineWatch
 from trtllm_dspark.serving.front_watch import FrontWatch, check_front_packages
@@ -98,6 +98,7 @@ class Launcher:
         self._announced = False
         self._failed_servers = 0
         self._known_stubs: dict[str, int] = {}
+        self._server_children: set[int] = set()
         self._stopped_since: dict[int, float] = {}
         self._control_key = secrets.token_hex(16)
         self._prefix = f"{PREFIX}_{os.getpid()}_"
@@ -170,8 +171,7 @@ class Launcher:
             self._drain(front)
             return 0
         finally:
-            if self._server is not None:
-                kill_tree(self._server)
+            self._kill_server()
             front.kill()
             engine.stop(timeout_s=5.0)
 
@@ -222,6 +222,7 @@ class Launcher:
         if server.poll() is not None:
             self._restart_server(f"tritonserver ended with code {server.returncode}")
             return
+        self._server_children.update(children_of(server.pid))
         self._learn_stubs(server, engine)
         if not self._server_was_ready:
             if time.monotonic() - self._server_started > SERVER_START_TIMEOUT_S:
@@ -263,10 +264,17 @@ class Launcher:
         if self._failed_servers >= _MAX_FAILED_SERVERS:
             raise DeviceError(f"{why} {self._failed_servers} times before it was ready; its messages are above")
         logger.warning("%s; tritonserver is started again", why)
-        kill_tree(server)
+        self._kill_server()
         remove_shared_memory(self._prefix)
-        self._server = None
         time.sleep(0.5 * self._failed_servers)
+
+    def _kill_server(self) -> None:
+        """Kill what is left of tritonserver; a stub that outlived it is recognised by the prefix in its arguments."""
+        if self._server is not None:
+            orphans = [pid for pid in self._server_children if self._prefix in command_line(pid)]
+            kill_tree(self._server, orphans=orphans)
+        self._server = None
+        self._server_children.clear()
 
     def _learn_stubs(self, server: subprocess.Popen[bytes], engine: EngineWatch) -> None:
         """Note which process serves which model; the gate's comes and goes and is not watched."""
@@ -313,9 +321,7 @@ class Launcher:
                 break
             time.sleep(0.05)
         front.kill()
-        if server is not None:
-            kill_tree(server)
-            self._server = None
+        self._kill_server()
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self._signals += 1

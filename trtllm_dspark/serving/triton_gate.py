@@ -14,7 +14,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtllm_dspark.serving.client import EngineClient
-from trtllm_dspark.serving.triton_model import check_interpreter, parameter
+from trtllm_dspark.serving.triton_model import STALL_LIMIT_S, check_interpreter, parameter
 from trtllm_dspark.serving.watchdog import exit_with_parent
 
 
@@ -24,7 +24,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Fail unless the engine process answers and the launcher, where there is one, says that all is well."""
         check_interpreter()
-        exit_with_parent()
+        exit_with_parent(stall_limit_s=STALL_LIMIT_S)
         config = json.loads(args["model_config"])
         ready_file = parameter(config, "ready_file", "")
         if ready_file and not os.path.exists(ready_file):

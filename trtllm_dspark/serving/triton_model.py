@@ -26,6 +26,7 @@ from trtllm_dspark.serving.watchdog import exit_with_parent
 
 logger = logging.getLogger(__name__)
 
+STALL_LIMIT_S = 10.0
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -129,7 +130,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Connect to the engine process; a missing one is no error here, requests are refused until it is there."""
         check_interpreter()
-        exit_with_parent()
+        exit_with_parent(stall_limit_s=STALL_LIMIT_S)
         config = json.loads(args["model_config"])
         names = {tensor["name"] for tensor in config["input"]}
         self._spec = ModelSpec(
