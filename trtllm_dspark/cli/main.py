@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("trtllm_dspark.cli.serve", "package a Triton model repository and start the server"),
     "build_plugins": ("trtllm_dspark.cli.build_plugins", "compile the CUDA kernels and the TensorRT plugin library"),
     "inspect": ("trtllm_dspark.cli.inspect", "print what an engine directory holds"),
+    "load_report": ("trtllm_dspark.cli.load_report", "print what the load of the GPU would change now"),
 }
 
 

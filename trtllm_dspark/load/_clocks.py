@@ -32,7 +32,11 @@ class ClockPolicy:
         self._reference_mhz = reference_mhz
         self._scales = Window(config.window_s)
         self._level = HeldLevel(
-            neutral=1.0, deadband=config.compute_deadband, attack_s=config.attack_s, release_s=config.release_s
+            neutral=1.0,
+            deadband=config.compute_deadband,
+            attack_s=config.attack_s,
+            release_s=config.release_s,
+            settle_s=config.window_s,
         )
         self._causes: set[Reason] = set()
 

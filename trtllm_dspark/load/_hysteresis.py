@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 # Samples come every 0.2 s give or take the thread's waking; a duration counts as over a little early.
 _SLACK_S = 0.05
-_Fold = Callable[[float, float], float]
 
 
 class HeldLevel:
     """A level that rises after `attack_s` of worse values and falls after `release_s` of better ones.
 
-    It rises to the least of the worse values and falls to the greatest of the better ones, so a value that flaps
-    faster than `release_s` can raise it and cannot lower it.
+    It falls to the worst of the better values, so a value that flaps faster than `release_s` can raise it and cannot
+    lower it.
 
     Args:
         neutral: the level without load; values are at least this.
         deadband: a difference up to it changes nothing, except that `neutral` itself is always reached again.
         attack_s: seconds, 0 = at once.
         release_s: seconds.
+        settle_s: seconds a smoothed value takes to follow its input; that long a better value is not yet believed.
     """
 
-    def __init__(self, *, neutral: float, deadband: float, attack_s: float, release_s: float) -> None:
+    def __init__(
+        self, *, neutral: float, deadband: float, attack_s: float, release_s: float, settle_s: float = 0.0
+    ) -> None:
         self.level = neutral
         self._neutral = neutral
         self._deadband = deadband
         self._attack_s = attack_s
         self._release_s = release_s
-        self._worse: tuple[float, float] | None = None
-        self._better: tuple[float, float] | None = None
+        self._settle_s = settle_s
+        self._worse_since: float | None = None
+        self._better_since: float | None = None
+        self._worst_of_better = neutral
 
     @property
     def raised(self) -> bool:
@@ -39,25 +42,31 @@ class HeldLevel:
 
     def update(self, time_s: float, value: float) -> float:
         """Take one value and return the level."""
-        worse = value > self.level + self._deadband
-        better = value < self.level - self._deadband or (value == self._neutral and self.raised)
-        self._worse = _run(self._worse, time_s, value, min) if worse else None
-        self._better = _run(self._better, time_s, value, max) if better else None
-        for run, seconds in ((self._worse, self._attack_s), (self._better, self._release_s)):
-            if run is not None and time_s - run[0] >= seconds - _SLACK_S:
-                self.level = run[1]
-                self._worse = self._better = None
-                break
+        if value > self.level + self._deadband:
+            self._better_since = None
+            self._worse_since = time_s if self._worse_since is None else self._worse_since
+            if time_s - self._worse_since >= self._attack_s - _SLACK_S:
+                self._set(value)
+        elif value < self.level - self._deadband or (value == self._neutral and self.raised):
+            self._worse_since = None
+            self._better_since = time_s if self._better_since is None else self._better_since
+            seconds = time_s - self._better_since
+            if seconds <= self._settle_s + _SLACK_S:
+                self._worst_of_better = value
+            self._worst_of_better = max(self._worst_of_better, value)
+            if seconds >= max(self._release_s, self._settle_s) - _SLACK_S:
+                self._set(self._worst_of_better)
+        else:
+            self._worse_since = self._better_since = None
         return self.level
 
     def reset(self) -> None:
         """Return to neutral at once."""
-        self.level, self._worse, self._better = self._neutral, None, None
+        self._set(self._neutral)
 
-
-def _run(run: tuple[float, float] | None, time_s: float, value: float, fold: _Fold) -> tuple[float, float]:
-    """Extend a run of (since when, extreme value)."""
-    return (time_s, value) if run is None else (run[0], fold(run[1], value))
+    def _set(self, level: float) -> None:
+        self.level = level
+        self._worse_since = self._better_since = None
 
 
 class Window:

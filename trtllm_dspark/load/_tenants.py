@@ -14,7 +14,11 @@ class TenantPolicy:
         self._config = config
         self._shares = Window(config.window_s)
         self._level = HeldLevel(
-            neutral=0.0, deadband=config.tenant_deadband, attack_s=config.attack_s, release_s=config.release_s
+            neutral=0.0,
+            deadband=config.tenant_deadband,
+            attack_s=config.attack_s,
+            release_s=config.release_s,
+            settle_s=config.window_s,
         )
 
     def update(self, sample: Sample) -> float:

@@ -83,7 +83,7 @@ class LoadMonitor:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._said: set[Failure] = set()
-        self._num_samples = self._num_failures = self._num_changes = 0
+        self._num_samples = self._num_failures = self._num_xids = self._num_changes = 0
 
     def start(self) -> None:
         """Start sampling; a second call does nothing."""
@@ -114,6 +114,7 @@ class LoadMonitor:
             **load_metrics(self._snapshot.sample, self.state()),
             "dspark_load_samples": float(self._num_samples),
             "dspark_load_failures": float(self._num_failures),
+            "dspark_load_xids": float(self._num_xids),
             "dspark_load_changes": float(self._num_changes),
         }
 
@@ -155,6 +156,7 @@ class LoadMonitor:
 
     def _count(self, sample: Sample, state: LoadState) -> None:
         self._num_samples += 1
+        self._num_xids += len(sample.xids)
         if sample.failure is None:
             self._said.clear()
         else:

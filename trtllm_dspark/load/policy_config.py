@@ -39,7 +39,7 @@ class PolicyConfig:
     tenant_min_memory_bytes: int = 256 << 20
     tenant_unknown_share: float = 0.25
     tenant_max_share: float = 0.75
-    tenant_deadband: float = 0.1
+    tenant_deadband: float = 0.05
     memory_low: float = 0.05
     memory_critical: float = 0.02
     memory_horizon_s: float = 2.0
