@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,6 +91,7 @@ class ActiveRequest:
 def make_active(
     request: Request,
     *,
+    seed: int,
     now: float,
     max_seq_len: int,
     block_len: int,
@@ -103,6 +103,7 @@ def make_active(
 
     Args:
         request: what was asked for.
+        seed: key of its random streams.
         now: clock, seconds.
         max_seq_len: prompt and output tokens at most.
         block_len: length of the per-position counters.
@@ -118,7 +119,7 @@ def make_active(
     return ActiveRequest(
         request=request,
         prompt=np.array(request.prompt_token_ids, np.int64),
-        seed=secrets.randbits(63) if params.seed is None else int(params.seed),
+        seed=seed,
         speculates=speculates,
         max_draft_len=cap if speculates else 0,
         end_tokens=end_tokens,

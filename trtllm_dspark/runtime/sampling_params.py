@@ -23,7 +23,8 @@ class SamplingParams:
         temperature: 0 chooses the most likely token (greedy).
         top_k: sample among the k most likely tokens; 0 = all.
         top_p: sample among the most likely tokens that together hold this probability; 1 = all.
-        seed: same seed, same text for the same prompt and options; None draws a new one for every request.
+        seed: same seed, same text for the same prompt and options (in `rejection` mode with `early_stop` or
+            `stale_topk` the law is kept, not the text: docs/losslessness.md); None draws a new one every time.
         max_tokens: output tokens at most, the end-of-sequence token included.
         min_tokens: end-of-sequence and stop tokens cannot be chosen, and stop strings do not end the request, before
             this many output tokens.

@@ -20,6 +20,7 @@ from trtllm_dspark.runtime.request import Request, check_request
 from trtllm_dspark.runtime.round import DecodePass, PrefillPass, RoundSteps
 from trtllm_dspark.runtime.slots import SlotTable
 from trtllm_dspark.runtime.stats import SessionStats
+from trtllm_dspark.runtime.stream_keys import StreamKeys
 from trtllm_dspark.runtime.tokenizer import Tokenizer
 from trtllm_dspark.speculation import PrefixScheduler, SpeculationConfig, measure_cost_table
 
@@ -74,6 +75,7 @@ class Session:
         self._engine = engine
         self._tokenizer = tokenizer
         self._draft_len = 0 if scheduler is None else scheduler.draft_len
+        self._keys = StreamKeys(config, acceptance, engine.limits, draft_len=self._draft_len)
         self._eos_token_ids = tuple(eos_token_ids)
         self._steps = RoundSteps(engine, scheduler, acceptance, self.stats)
         self._batcher: Batcher[ActiveRequest] = Batcher(engine.limits.max_num_tokens)
@@ -174,6 +176,7 @@ class Session:
         check_request(request, self.limits)
         active = make_active(
             request,
+            seed=self._keys.key(request.params.seed),
             now=time.perf_counter(),
             max_seq_len=self.limits.max_seq_len,
             block_len=self.limits.max_draft_len,

@@ -59,6 +59,11 @@ class SpeculationConfig:
         return self.mode in ("threshold", "early_stop", "stale_topk")
 
     @property
+    def compares_requests(self) -> bool:
+        """Whether drafts of one request are verified or not because of the confidences of others."""
+        return self.mode in ("early_stop", "stale_topk")
+
+    @property
     def needs_cost_table(self) -> bool:
         """Whether step times of the engine must be known."""
         return self.mode == "early_stop" or (self.mode == "stale_topk" and self.budget is None)

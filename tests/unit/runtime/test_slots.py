@@ -11,7 +11,14 @@ from trtllm_dspark.runtime.slots import SlotTable
 
 def active(name: str = "r") -> ActiveRequest:
     return make_active(
-        Request(name, [1, 2]), now=0.0, max_seq_len=16, block_len=2, max_draft_len=2, eos_token_ids=(), detokenizer=None
+        Request(name, [1, 2]),
+        seed=1,
+        now=0.0,
+        max_seq_len=16,
+        block_len=2,
+        max_draft_len=2,
+        eos_token_ids=(),
+        detokenizer=None,
     )
 
 
