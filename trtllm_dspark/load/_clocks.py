@@ -36,7 +36,6 @@ class ClockPolicy:
             deadband=config.compute_deadband,
             attack_s=config.attack_s,
             release_s=config.release_s,
-            settle_s=config.window_s,
         )
         self._causes: set[Reason] = set()
 
@@ -50,7 +49,7 @@ class ClockPolicy:
             scale = reference / sample.sm_clock_mhz if causes else 1.0
             self._scales.add(sample.time_s, min(max(scale, 1.0), self._config.max_compute_scale))
             self._causes |= causes
-            level = self._level.update(sample.time_s, self._scales.mean())
+            level = self._level.update(sample.time_s, self._scales.mean(), self._scales.peak())
             if level == 1.0 and not causes:
                 self._causes.clear()
         return self._level.level, set(self._causes) if self._level.raised else set()

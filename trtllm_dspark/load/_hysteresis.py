@@ -19,45 +19,44 @@ class HeldLevel:
         deadband: a difference up to it changes nothing, except that `neutral` itself is always reached again.
         attack_s: seconds, 0 = at once.
         release_s: seconds.
-        settle_s: seconds a smoothed value takes to follow its input; that long a better value is not yet believed.
     """
 
-    def __init__(
-        self, *, neutral: float, deadband: float, attack_s: float, release_s: float, settle_s: float = 0.0
-    ) -> None:
+    def __init__(self, *, neutral: float, deadband: float, attack_s: float, release_s: float) -> None:
         self.level = neutral
         self._neutral = neutral
         self._deadband = deadband
         self._attack_s = attack_s
         self._release_s = release_s
-        self._settle_s = settle_s
         self._worse_since: float | None = None
-        self._better_since: float | None = None
-        self._worst_of_better = neutral
+        self._better: tuple[float, float] | None = None
 
     @property
     def raised(self) -> bool:
         """Whether the level is above neutral."""
         return self.level > self._neutral
 
-    def update(self, time_s: float, value: float) -> float:
-        """Take one value and return the level."""
+    def update(self, time_s: float, value: float, peak: tuple[float, float] | None = None) -> float:
+        """Take one value and return the level.
+
+        Args:
+            time_s: monotonic seconds.
+            value: what the level rises to.
+            peak: since when the input has been at most what, which it falls to; None = the value itself, since now.
+                Where `value` is a mean, this is the greatest reading in it: a mean hides the worst.
+        """
+        since, top = (time_s, value) if peak is None else peak
         if value > self.level + self._deadband:
-            self._better_since = None
+            self._better = None
             self._worse_since = time_s if self._worse_since is None else self._worse_since
             if time_s - self._worse_since >= self._attack_s - _SLACK_S:
                 self._set(value)
-        elif value < self.level - self._deadband or (value == self._neutral and self.raised):
+        elif top < self.level - self._deadband or (top == self._neutral and self.raised):
             self._worse_since = None
-            self._better_since = time_s if self._better_since is None else self._better_since
-            seconds = time_s - self._better_since
-            if seconds <= self._settle_s + _SLACK_S:
-                self._worst_of_better = value
-            self._worst_of_better = max(self._worst_of_better, value)
-            if seconds >= max(self._release_s, self._settle_s) - _SLACK_S:
-                self._set(self._worst_of_better)
+            self._better = (since, top) if self._better is None else (self._better[0], max(self._better[1], top))
+            if time_s - self._better[0] >= self._release_s - _SLACK_S:
+                self._set(self._better[1])
         else:
-            self._worse_since = self._better_since = None
+            self._worse_since = self._better = None
         return self.level
 
     def reset(self) -> None:
@@ -66,7 +65,7 @@ class HeldLevel:
 
     def _set(self, level: float) -> None:
         self.level = level
-        self._worse_since = self._better_since = None
+        self._worse_since = self._better = None
 
 
 class Window:
@@ -85,6 +84,10 @@ class Window:
     def mean(self) -> float:
         """Return the mean; a value must have been added."""
         return sum(value for _, value in self._values) / len(self._values)
+
+    def peak(self) -> tuple[float, float]:
+        """Return the time of the oldest value and the greatest of all; a value must have been added."""
+        return self._values[0][0], max(value for _, value in self._values)
 
     def falling_rate(self) -> float:
         """Return units lost a second when at least the last three steps all fell, else 0.

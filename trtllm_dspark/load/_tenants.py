@@ -18,13 +18,12 @@ class TenantPolicy:
             deadband=config.tenant_deadband,
             attack_s=config.attack_s,
             release_s=config.release_s,
-            settle_s=config.window_s,
         )
 
     def update(self, sample: Sample) -> float:
         """Return the share of the budget that is ours."""
         self._shares.add(sample.time_s, self._share(sample))
-        return 1.0 - self._level.update(sample.time_s, self._shares.mean())
+        return 1.0 - self._level.update(sample.time_s, self._shares.mean(), self._shares.peak())
 
     def reset(self) -> None:
         """Forget everything."""
