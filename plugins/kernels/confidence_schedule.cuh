@@ -33,7 +33,7 @@ static __global__ void __launch_bounds__(kConfidenceThreads, 1) confidenceKernel
 
 //! Survival, schedule and packing in one block.
 static __global__ void __launch_bounds__(kScheduleThreads, 1) scheduleKernel(ConfidenceScheduleParams const p) {
-    BlockTeam const team = {reinterpret_cast<uint64_t*>(sharedMemory())};
+    BlockTeam const team = blockTeam();
     int64_t const count = static_cast<int64_t>(p.num_requests) * p.draft_len;
     uint32_t* const order = static_cast<uint32_t*>(p.workspace);
     ScheduleWorkspace const ws = {reinterpret_cast<uint32_t*>(p.survival), order, order + count, nullptr};

@@ -61,7 +61,7 @@ struct SelectLaunch {
 static __global__ void __launch_bounds__(kSelectThreads, 1) selectCandidatesKernel(SelectLaunch const launch) {
     MarkovDraftParams const& p = launch.params;
     SelectShared& shared = *reinterpret_cast<SelectShared*>(sharedMemory());
-    BlockTeam const team = {shared.team};
+    BlockTeam const team = {shared.team, nullptr};
     int64_t const position = blockIdx.x;  // request * gamma + step
     LogitRow const row = logitRow(p.base_logits, p.logits_type, position, p.draft_vocab);
     int const vocab = p.draft_vocab, want = p.num_candidates;
@@ -138,10 +138,10 @@ __device__ inline float candidateLogit(MarkovDraftParams const& p, MarkovScratch
 
 //! Walks one request's block over its candidates. Shared memory: team scratch, then the row [C].
 static __global__ void __launch_bounds__(kWalkThreads, 1) candidateWalkKernel(MarkovDraftParams const p) {
-    BlockTeam const team = {reinterpret_cast<uint64_t*>(sharedMemory())};
+    BlockTeam const team = searchingTeam();
     MarkovScratch const s = markovScratch(p);
     int const request = static_cast<int>(blockIdx.x), size = p.num_candidates;
-    float* const row = reinterpret_cast<float*>(sharedMemory() + kBlockTeamBytes);
+    float* const row = reinterpret_cast<float*>(sharedMemory() + kSearchingTeamBytes);
     Acceptance const mode = static_cast<Acceptance>(p.acceptance);
     RequestParams const params = requestParams(p.temperature, p.top_k, p.top_p, p.seed, p.positions, request);
     for (int i = team.rank(); i < p.rank; i += team.size()) s.state[static_cast<int64_t>(request) * p.rank + i] = 0.0f;

@@ -123,7 +123,7 @@ __device__ inline void nextLatent(BlockTeam const& team, MarkovDraftParams const
 
 //! First launch of a draft: empties the scratch and computes the latents that follow the anchors. One block a request.
 static __global__ void __launch_bounds__(kBeginThreads, 1) markovBeginKernel(MarkovDraftParams const p) {
-    BlockTeam const team = {reinterpret_cast<uint64_t*>(sharedMemory())};
+    BlockTeam const team = blockTeam();
     MarkovScratch const s = markovScratch(p);
     int const request = static_cast<int>(blockIdx.x);
     for (int i = team.rank(); i < p.rank; i += team.size()) {
@@ -334,14 +334,14 @@ __device__ inline int storePick(BlockTeam const& team, MarkovDraftParams const& 
 //! latent of the next step. blockIdx.x = part of the row, blockIdx.y = request.
 static __global__ void __launch_bounds__(kPickThreads, 1) markovPickKernel(MarkovStep const launch) {
     MarkovDraftParams const& p = launch.params;
-    BlockTeam const team = {reinterpret_cast<uint64_t*>(sharedMemory())};
+    BlockTeam const team = searchingTeam();
     MarkovScratch const s = markovScratch(p);
     int const request = static_cast<int>(blockIdx.y), part = static_cast<int>(blockIdx.x);
     int const parts = static_cast<int>(gridDim.x);
     Acceptance const mode = static_cast<Acceptance>(p.acceptance);
     RequestParams const params = requestParams(p.temperature, p.top_k, p.top_p, p.seed, p.positions, request);
     RowTop const top = topOfKey(s.top_key[request]);
-    uint64_t* const tile_mass = reinterpret_cast<uint64_t*>(sharedMemory() + kBlockTeamBytes);  // [tiles]
+    uint64_t* const tile_mass = reinterpret_cast<uint64_t*>(sharedMemory() + kSearchingTeamBytes);  // [tiles]
     float const* const row =
         p.draft_logits + (static_cast<int64_t>(request) * p.draft_len + launch.step) * p.draft_vocab;
     EntryOfTarget const entry_of = {p.draft_of_target, nullptr, p.draft_vocab};

@@ -19,7 +19,7 @@ LaunchStatus launchSteps(MarkovDraftParams const& p, cudaStream_t stream) {
                                                  static_cast<size_t>(logitsSharedBytes<T, kChunk>(p.rank, rows)), stream, launch);
         if (!logits.ok()) return logits;
         LaunchStatus const pick = launchKernel(markovPickKernel, pick_grid, dim3(kPickThreads),
-                                               kBlockTeamBytes + static_cast<size_t>(tiles) * 8, stream, launch);
+                                               kSearchingTeamBytes + static_cast<size_t>(tiles) * 8, stream, launch);
         if (!pick.ok()) return pick;
     }
     return launchOk();
@@ -31,7 +31,7 @@ LaunchStatus launchCandidates(MarkovDraftParams const& p, cudaStream_t stream) {
         launchKernel(selectCandidatesKernel, dim3(static_cast<unsigned>(p.num_requests * p.draft_len)),
                      dim3(kSelectThreads), sizeof(SelectShared), stream, select);
     if (!selected.ok()) return selected;
-    size_t const shared = kBlockTeamBytes + static_cast<size_t>(p.num_candidates) * 4;
+    size_t const shared = kSearchingTeamBytes + static_cast<size_t>(p.num_candidates) * 4;
     return launchKernel(candidateWalkKernel, dim3(static_cast<unsigned>(p.num_requests)), dim3(kWalkThreads), shared,
                         stream, p);
 }

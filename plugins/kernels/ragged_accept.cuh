@@ -90,7 +90,7 @@ static __global__ void __launch_bounds__(kRowThreads, 1) rowStatisticsKernel(Row
     if (token >= p.num_tokens) return;
     int32_t const request = requestOfToken(p.cu_tokens, p.num_requests, token);
     if (request < 0) return;
-    BlockTeam const team = {reinterpret_cast<uint64_t*>(sharedMemory())};
+    BlockTeam const team = searchingTeam();
     AcceptScratch const s = acceptScratch(p);
     LogitRow const row = logitRow(p.target_logits, p.logits_type, token, p.logits_stride);
     bool const aligned = launch.aligned != 0;
@@ -221,7 +221,7 @@ __device__ inline Verdict judge(BlockTeam const& team, RaggedAcceptParams const&
 //! Walks one request, picks its last token, writes its outputs. blockIdx.x = part of the residual row, blockIdx.y = request.
 //! Shared memory: team scratch, tile masses.
 static __global__ void __launch_bounds__(kAcceptThreads, 1) acceptKernel(RaggedAcceptParams const p) {
-    BlockTeam const team = {reinterpret_cast<uint64_t*>(sharedMemory())};
+    BlockTeam const team = blockTeam();
     AcceptScratch const s = acceptScratch(p);
     int const request = static_cast<int>(blockIdx.y), part = static_cast<int>(blockIdx.x);
     int const parts = static_cast<int>(gridDim.x);

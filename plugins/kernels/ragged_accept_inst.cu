@@ -49,12 +49,12 @@ LaunchStatus launchRaggedAccept(RaggedAcceptParams const& p, cudaStream_t stream
         if (shares > 1) {
             launch.phases = kRowKeys;
             LaunchStatus const keys =
-                launchKernel(rowStatisticsKernel, grid, dim3(kRowThreads), kBlockTeamBytes, stream, launch);
+                launchKernel(rowStatisticsKernel, grid, dim3(kRowThreads), kSearchingTeamBytes, stream, launch);
             if (!keys.ok()) return keys;
             launch.phases = kRowMasses;
         }
         LaunchStatus const masses =
-            launchKernel(rowStatisticsKernel, grid, dim3(kRowThreads), kBlockTeamBytes, stream, launch);
+            launchKernel(rowStatisticsKernel, grid, dim3(kRowThreads), kSearchingTeamBytes, stream, launch);
         if (!masses.ok()) return masses;
     }
     dim3 const requests(sharesFor(p.num_requests), static_cast<unsigned>(p.num_requests));

@@ -3,7 +3,7 @@
 
 #include "device.cuh"
 
-#include "dspark/row.h"
+#include "dspark/pivot.h"
 
 namespace dspark {
 
@@ -48,9 +48,10 @@ struct WarpTeam {
     }
 };
 
-//! All threads of a one-dimensional block; `scratch` is shared memory, kBlockTeamBytes.
+//! All threads of a one-dimensional block; both arrays are shared memory.
 struct BlockTeam {
-    uint64_t* scratch;  // [32]
+    uint64_t* scratch;  // [32], kBlockTeamBytes
+    uint64_t* list;     // [kTeamList] and a counter for pivot searches, kTeamListBytes; null where none happens
 
     __device__ int rank() const { return static_cast<int>(threadIdx.x); }
     __device__ int size() const { return static_cast<int>(blockDim.x); }
@@ -97,6 +98,8 @@ private:
 };
 
 constexpr int kBlockTeamBytes = 32 * 8;
+constexpr int kTeamList = 2048;
+constexpr int kTeamListBytes = (kTeamList + 2) * 8;  // and a counter
 
 //! dot16 of plugins/core by the 16 threads of a half warp, a thread a lane; the result is on all 16. `a` and `b` are
 //! anything indexable that yields float.
@@ -126,6 +129,94 @@ __device__ uint64_t tileMasses(BlockTeam const& team, Mass const& mass, int coun
         }
     }
     return team.addU64(total);  // its barriers also make tile_mass visible to all ranks
+}
+
+//! The team of a block whose shared memory begins with kBlockTeamBytes of scratch.
+__device__ inline BlockTeam blockTeam() { return {reinterpret_cast<uint64_t*>(sharedMemory()), nullptr}; }
+
+//! The same with a list behind the scratch: kBlockTeamBytes + kTeamListBytes in all.
+__device__ inline BlockTeam searchingTeam() {
+    uint64_t* const scratch = reinterpret_cast<uint64_t*>(sharedMemory());
+    return {scratch, scratch + kBlockTeamBytes / 8};
+}
+constexpr int kSearchingTeamBytes = kBlockTeamBytes + kTeamListBytes;
+
+//! Largest key such that the weights of the entries with key >= it reach `need`: 32 halvings, as pivotKey of the core.
+template <class Keys, class Weights>
+__device__ uint32_t descendKeys(BlockTeam const& team, int count, Keys const& key_at, Weights const& weight_at,
+                                uint64_t need) {
+    uint32_t key = 0;
+    for (int bit = 31; bit >= 0; --bit) {
+        uint32_t const trial = key | (1u << bit);
+        uint64_t sum = 0;
+        for (int entry = team.rank(); entry < count; entry += team.size()) {
+            if (key_at(entry) >= trial) sum += weight_at(entry);
+        }
+        if (team.addU64(sum) >= need) key = trial;
+    }
+    return key;
+}
+
+template <class Row>
+struct RowKeys {
+    Row const& row;
+    __device__ uint32_t operator()(int id) const { return orderedKey(row[id]); }
+};
+
+//! A key in the upper and an id in the lower half of each word.
+struct ListKeys {
+    uint64_t const* list;
+    __device__ uint32_t operator()(int entry) const { return static_cast<uint32_t>(list[entry] >> 32); }
+};
+template <class Weight>
+struct ListWeights {
+    uint64_t const* list;
+    Weight const& weight;
+    __device__ uint64_t operator()(int entry) const { return weight(static_cast<int>(static_cast<uint32_t>(list[entry]))); }
+};
+
+//! A key that about four entries a thread reach: nearly the smallest of the threads' own largest keys.
+template <class Row>
+__device__ uint32_t listBound(BlockTeam const& team, Row const& row, int count) {
+    uint32_t own = 0;
+    for (int id = team.rank(); id < count; id += team.size()) own = maxOf(own, orderedKey(row[id]));
+    team.list[team.rank()] = (static_cast<uint64_t>(own) << 32) | static_cast<uint32_t>(team.rank());
+    team.sync();  // own keys visible
+    int above = 0;
+    for (int thread = 0; thread < team.size(); ++thread) above += team.list[thread] > team.list[team.rank()] ? 1 : 0;
+    bool const chosen = above == team.size() - 1 - team.size() / 64;
+    uint64_t const bound = team.maxU64(chosen ? own : 0);  // its barriers end the reads of the list
+    return static_cast<uint32_t>(bound);
+}
+
+//! pivotKey of plugins/core for a block: the halvings run over a short list of the largest entries whenever their weights
+//! reach `need`, which makes it two passes over the row instead of 32. Same key.
+template <class Row, class Weight>
+__device__ uint32_t pivotKey(BlockTeam const& team, Row const& row, int count, Weight const& weight, uint64_t need) {
+    uint32_t const bound = count <= kTeamList ? 0 : listBound(team, row, count);
+    int32_t* const counter = reinterpret_cast<int32_t*>(team.list + kTeamList);
+    if (team.rank() == 0) *counter = 0;
+    team.sync();  // the counter is zero
+    uint64_t total = 0;
+    for (int id = team.rank(); id < count; id += team.size()) {
+        uint32_t const key = orderedKey(row[id]);
+        if (key < bound) continue;
+        int const at = atomicAdd(counter, 1);
+        if (at < kTeamList) {
+            team.list[at] = (static_cast<uint64_t>(key) << 32) | static_cast<uint32_t>(id);
+            total += weight(id);
+        }
+    }
+    total = team.addU64(total);  // its barriers also make list and counter visible
+    int const listed = *counter;  // beyond kTeamList when they did not fit
+    uint32_t pivot;
+    if (listed <= kTeamList && total >= need) {
+        pivot = descendKeys(team, listed, ListKeys{team.list}, ListWeights<Weight>{team.list, weight}, need);
+    } else {
+        pivot = descendKeys(team, count, RowKeys<Row>{row}, weight, need);
+    }
+    team.sync();  // the list may be overwritten
+    return pivot;
 }
 
 //! Copies masses that other blocks have published into shared memory and returns their sum.

@@ -27,6 +27,8 @@ ROUNDS = {
     "many_requests": RoundShape(num_requests=70, draft_len=2, vocab=300),
     "most_requests": RoundShape(num_requests=256, draft_len=1, vocab=40, rank=4),
     "unfiltered": RoundShape(num_requests=5, vocab=3077, filters=False),
+    "filtered_wide": RoundShape(num_requests=6, vocab=9000),
+    "filtered_wide_float16": RoundShape(num_requests=6, vocab=7001, logits_type="float16", acceptance="coupled"),
     "greedy_mode": RoundShape(acceptance="greedy", vocab=1025),
     "coupled": RoundShape(acceptance="coupled"),
     "no_head": RoundShape(head_kind="none"),
