@@ -29,6 +29,7 @@ RIGHT: dict[str, Any] = {
     "stream": False,
     "streaming": False,
     "min_tokens": 1,
+    "timeout_ms": 60_000,
     "min_length": 1,
     "stop_words_list": [[5], [1]],
 }
