@@ -12,7 +12,8 @@ from trtllm_dspark.load.sample import Failure
 T = TypeVar("T")
 
 # NVML's numbers, so that a binding too old to have a name for one still works.
-_CANNOT_TELL = frozenset({2, 3, 4, 6, 13, 21, 25, 26})
+# 7: the list of processes outgrew the room made for it.
+_CANNOT_TELL = frozenset({2, 3, 4, 6, 7, 13, 21, 25, 26})
 _FAILURES: dict[int, Failure] = {
     1: "no_driver",
     9: "no_driver",
