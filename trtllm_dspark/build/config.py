@@ -110,11 +110,6 @@ def resolve_limits(config: BuildConfig, target: ModelConfig, drafter: DrafterCon
                 f"--max_num_tokens {config.max_num_tokens} cannot hold one verified block of {gamma + 1} tokens; "
                 "raise it or lower --max_draft_len"
             )
-        if config.draft_vocab_size is not None and drafter.draft_vocab_size != target.vocab_size:
-            raise ConfigError(
-                f"the drafter already has a reduced vocabulary of {drafter.draft_vocab_size} tokens; "
-                "leave --draft_vocab_size and --draft_vocab_counts out"
-            )
     return BuildLimits(config.max_batch_size, config.max_seq_len, config.max_num_tokens, gamma)
 
 

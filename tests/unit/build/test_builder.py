@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import tiny_models
+from helpers import drafter_dialects, tiny_models
+from helpers.drafter_dialects import DRAFT_IDS
 from helpers.toy_pair import write_toy_pair
 
 from trtllm_dspark.build import BuildConfig, build_engine, builder, open_engine_dir
@@ -111,6 +112,21 @@ def test_build_reduced_vocabulary_is_stored_as_absolute_ids(tiny_config: BuildCo
     ids = read_file(config.output_dir / "heads.safetensors")["d2t"].read()
     # 1 and 2 are the begin and end-of-sequence tokens of the tiny target.
     assert ids.tolist() == [1, 2, 50, 100, 150]
+
+
+def test_build_drafter_trained_with_a_reduced_vocabulary_keeps_its_tokens(
+    tiny_config: BuildConfig, tmp_path: Path
+) -> None:
+    fields = drafter_dialects.speculators_config(draft_vocab_size=len(DRAFT_IDS))
+    drafter = tiny_models.write_directory(tmp_path / "d", fields, drafter_dialects.reduced_tensors())
+    config = replace(tiny_config, draft_checkpoint=str(drafter), weight_dtype="float32")
+    report = build_engine(config)
+    assert report.manifest.drafter_config is not None
+    assert report.manifest.drafter_config.draft_vocab_size == len(DRAFT_IDS)
+    assert read_file(config.output_dir / "heads.safetensors")["d2t"].read().tolist() == list(DRAFT_IDS)
+    counts = write_counts(tmp_path / "counts.json", 192, [])
+    with pytest.raises(ConfigError, match="has a draft vocabulary of 64 tokens of its own"):
+        build_engine(replace(config, draft_vocab_size=32, draft_vocab_counts=counts, overwrite=True))
 
 
 def test_build_progress_ends_at_one_and_never_goes_back(tiny_config: BuildConfig) -> None:
