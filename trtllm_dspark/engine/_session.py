@@ -14,9 +14,6 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from trtllm_dspark.engine._cache import KvCache
 from trtllm_dspark.errors import DeviceError, EngineError
 
-# A wrapper of one address a slot range and cache generation; a server sees at most a few hundred.
-_MAX_BINDINGS = 256
-
 
 class CachedSession:
     """A session whose past_/present_ tensors are a slot range of a `KvCache`.
@@ -46,7 +43,6 @@ class CachedSession:
             ) from error
         self._cache = cache
         self._bindings: dict[tuple[int, int], Any] = {}
-        self._generation = cache.generation
         self._cpu = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
         names = {entry.name for entry in self._session.get_inputs()}
         self._cache_names = [name for name in cache.arrays if f"past_{name}" in names]
@@ -81,9 +77,7 @@ class CachedSession:
             raise DeviceError(f"ONNX Runtime failed while running a pass: {_first_line(error)}") from error
 
     def _binding(self, first_slot: int, num_rows: int) -> Any:
-        if self._generation != self._cache.generation or len(self._bindings) > _MAX_BINDINGS:
-            self._bindings.clear()
-            self._generation = self._cache.generation
+        """Return the binding of a slot range, kept: naming two tensors a layer costs more than the rest of a call."""
         binding = self._bindings.get((first_slot, num_rows))
         if binding is None:
             binding = native.SessionIOBinding(self._session._sess)

@@ -107,7 +107,6 @@ class OnnxRuntimeEngine:
         tokens = int(batch.token_ids.size)
         self._check(batch.row_lens, batch.write_indices, batch.first_slot, tokens, min_len=1)
         packed = pack_rows(batch.row_lens, batch.write_indices, min_width=self._min_width)
-        self._cache.prepare(batch.first_slot, batch.write_indices, packed.width)
         logits = np.empty((batch.logit_rows.size, self._vocab), np.float32)
         features = np.empty((tokens, self._limits.feature_size), np.float32)
         session.run(
@@ -123,7 +122,6 @@ class OnnxRuntimeEngine:
             },
             {"logits": logits, "features": features} if self._limits.feature_size else {"logits": logits},
         )
-        self._cache.commit(batch.first_slot, batch.write_indices + batch.row_lens)
         return TargetOutput(logits, features)
 
     def absorb(self, batch: ContextBatch) -> None:
@@ -138,7 +136,6 @@ class OnnxRuntimeEngine:
             return
         self._check(batch.row_lens, batch.write_indices, batch.first_slot, tokens, min_len=0)
         packed = pack_rows(batch.row_lens, batch.write_indices)
-        drafter.cache.prepare(batch.first_slot, batch.write_indices, packed.width)
         drafter.context.run(
             batch.first_slot,
             batch.row_lens.size,
@@ -150,7 +147,6 @@ class OnnxRuntimeEngine:
             },
             {},
         )
-        drafter.cache.commit(batch.first_slot, batch.write_indices + batch.row_lens)
 
     def draft_block(self, anchors: IntArray, positions: IntArray, *, first_slot: int = 0) -> BlockOutput:
         """Run the drafter's backbone over one block a row.
@@ -167,7 +163,6 @@ class OnnxRuntimeEngine:
         num_rows, gamma = anchors.size, drafter.config.block_size
         if first_slot < 0 or first_slot + num_rows > self._limits.max_batch_size or positions.size != num_rows:
             raise DeviceError(f"a block of {num_rows} rows from slot {first_slot} does not fit the engine's slots")
-        drafter.cache.prepare(first_slot, positions, gamma)
         ids = np.full((num_rows, gamma), drafter.config.mask_token_id, np.int64)
         ids[:, 0] = anchors
         slots = self._limits.max_draft_len

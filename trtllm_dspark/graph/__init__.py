@@ -2,11 +2,13 @@
 
 from trtllm_dspark.graph.drafter import BLOCK_GRAPH, CONTEXT_GRAPH, DrafterSource, write_drafter
 from trtllm_dspark.graph.heads import HEADS_FILE, read_heads, write_heads
+from trtllm_dspark.graph.lowering import CACHE_MULTIPLE
 from trtllm_dspark.graph.matrices import WEIGHT_DTYPES, WeightDtype
 from trtllm_dspark.graph.target import TARGET_GRAPH, WrittenTarget, write_target
 
 __all__ = [
     "BLOCK_GRAPH",
+    "CACHE_MULTIPLE",
     "CONTEXT_GRAPH",
     "HEADS_FILE",
     "TARGET_GRAPH",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.graph.lowering.base import ContextCache, Lowering, SelfAttention
-from trtllm_dspark.graph.lowering.ort import OrtLowering
+from trtllm_dspark.graph.lowering.ort import CACHE_MULTIPLE, OrtLowering
 
-__all__ = ["LOWERINGS", "ContextCache", "Lowering", "OrtLowering", "SelfAttention", "get_lowering"]
+__all__ = ["CACHE_MULTIPLE", "LOWERINGS", "ContextCache", "Lowering", "OrtLowering", "SelfAttention", "get_lowering"]
 
 LOWERINGS: dict[str, Lowering] = {"ort": OrtLowering()}
 

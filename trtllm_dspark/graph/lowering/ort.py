@@ -1,9 +1,9 @@
-"""ONNX Runtime: padded view by two gathers, grouped attention over the bound cache, caches updated in place.
+"""ONNX Runtime: padded view by two gathers, grouped attention over the cache's used part, caches updated in place.
 
 Query heads that share a KV head are stacked as rows of one matrix product, G * S of them, so a pass of one token takes
-the same arithmetic path as one of many: logits do not depend on how tokens are split into passes. The length of the
-bound cache must be a multiple of 64 for the same reason, and whatever lies in it behind a row's last position must be
-finite. With one query head a KV head (G = 1) a caller never issues S = 1.
+the same arithmetic path as one of many: logits do not depend on how tokens are split into passes. For the same reason
+the used part is a multiple of 64 tokens, whatever lies in it behind a row's last position must be finite, and with one
+query head a KV head (G = 1) a caller never issues S = 1.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.graph._rope import rope_tables
 from trtllm_dspark.graph.network import MICROSOFT, Dim, Network
 from trtllm_dspark.graph.weights import Weights
+
+CACHE_MULTIPLE = 64
+"""Lengths of bound caches are multiples of this many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +57,29 @@ class _Heads:
         return net.output(present, present, np.float32, shape)
 
 
-def _cache_slots(net: Network) -> str:
-    """Return 0 .. C-1 for the bound length C."""
-    length = net.node("Shape", "past_k.0", start=2, end=3)
-    zero, one = net.scalar(0, np.int64), net.scalar(1, np.int64)
-    return net.node("Range", zero, net.node("Squeeze", length, net.ints(0)), one)
+@dataclass(frozen=True, slots=True)
+class _UsedPart:
+    """The part of the caches that attention reads: up to the round's last position, in multiples of 64 tokens."""
 
+    end: str
+    slots: str
 
-def _bias(net: Network, visible: str) -> str:
-    return net.node("Where", visible, net.scalar(0.0), net.scalar(float("-inf")))
+    @staticmethod
+    def build(net: Network, last_position: str) -> _UsedPart:
+        """Derive it from the largest position of the pass [] int64."""
+        multiple = net.scalar(CACHE_MULTIPLE, np.int64)
+        parts = net.node("Div", net.node("Add", last_position, multiple), multiple)
+        end = net.node("Mul", parts, multiple)
+        slots = net.node("Range", net.scalar(0, np.int64), end, net.scalar(1, np.int64))
+        return _UsedPart(net.node("Unsqueeze", end, net.ints(0)), slots)
+
+    def cut(self, net: Network, cache: str) -> str:
+        return net.node("Slice", cache, net.ints(0), self.end, net.ints(2))
+
+    def bias(self, net: Network, compare: str, bound: str) -> str:
+        """Return 0 where a cached position compares with `bound` [R, 1, S or 1, 1], -inf elsewhere."""
+        visible = net.node(compare, self.slots, bound)
+        return net.node("Where", visible, net.scalar(0.0), net.scalar(float("-inf")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +90,7 @@ class _GroupedAttention:
     """
 
     heads: _Heads
+    used: _UsedPart
     bias: str
     block_size: int = 0
     pad: str | None = None
@@ -91,6 +109,7 @@ class _GroupedAttention:
         q = self.heads.rotate(net, weights, q, f"{prefix}.q_norm")
         keys = self.heads.store(net, "k", layer, self.heads.rotate(net, weights, k, f"{prefix}.k_norm"))
         values = self.heads.store(net, "v", layer, v)
+        keys, values = self.used.cut(net, keys), self.used.cut(net, values)
 
         q = net.node("Reshape", q, net.ints(0, c.num_kv_heads, -1, c.head_dim))
         scores = net.node("FusedMatMul", q, keys, domain=MICROSOFT, transB=1, alpha=float(c.head_dim**-0.5))
@@ -135,19 +154,21 @@ class OrtLowering:
         pack = net.input("pack_index", np.int64, ["T"])
         net.input("write_indices", np.int64, ["R"])
         positions = net.node("Gather", "positions", pad, axis=0)
-        bias = _bias(net, net.node("LessOrEqual", _cache_slots(net), net.node("Unsqueeze", positions, net.ints(1, 3))))
+        used = _UsedPart.build(net, net.node("ReduceMax", "positions", keepdims=0))
+        bias = used.bias(net, "LessOrEqual", net.node("Unsqueeze", positions, net.ints(1, 3)))
         group = config.num_heads // config.num_kv_heads
         if group > 1:
             bias = net.node("Concat", *[bias] * group, axis=2)
-        return _GroupedAttention(_Heads.build(net, config, num_positions, positions), bias, pad=pad, pack=pack)
+        return _GroupedAttention(_Heads.build(net, config, num_positions, positions), used, bias, pad=pad, pack=pack)
 
     def block(self, net: Network, config: ModelConfig, num_positions: int, block_size: int) -> _GroupedAttention:
         """Declare write_indices [R] (= the anchor's position) and build the block's mask."""
         start = net.node("Unsqueeze", net.input("write_indices", np.int64, ["R"]), net.ints(1))
         positions = net.node("Add", start, net.constant(np.arange(block_size, dtype=np.int64)))
         end = net.node("Unsqueeze", net.node("Add", start, net.ints(block_size)), net.ints(1, 2))
-        bias = _bias(net, net.node("Less", _cache_slots(net), end))
-        return _GroupedAttention(_Heads.build(net, config, num_positions, positions), bias, block_size=block_size)
+        used = _UsedPart.build(net, net.node("ReduceMax", positions, keepdims=0))
+        bias = used.bias(net, "Less", end)
+        return _GroupedAttention(_Heads.build(net, config, num_positions, positions), used, bias, block_size=block_size)
 
     def context(self, net: Network, config: ModelConfig, num_positions: int) -> _ContextCache:
         """Declare positions [T], pad_index [R, S] and write_indices [R]."""
