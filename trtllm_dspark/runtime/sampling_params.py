@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -23,8 +23,9 @@ class SamplingParams:
         temperature: 0 chooses the most likely token (greedy).
         top_k: sample among the k most likely tokens; 0 = all.
         top_p: sample among the most likely tokens that together hold this probability; 1 = all.
-        seed: same seed, same text for the same prompt and options (in `rejection` mode with `early_stop` or
-            `stale_topk` the law is kept, not the text: docs/losslessness.md); None draws a new one every time.
+        seed: same seed, same text for the same prompt and options (in `rejection` mode with `early_stop`,
+            `stale_topk` or a token budget that can cut drafts the law is kept, not the text: docs/losslessness.md);
+            None draws a new one every time.
         max_tokens: output tokens at most, the end-of-sequence token included.
         min_tokens: end-of-sequence and stop tokens cannot be chosen, and stop strings do not end the request, before
             this many output tokens.
@@ -92,9 +93,9 @@ class SamplingParams:
         return self.temperature < GREEDY_TEMPERATURE
 
 
-def _require_real(name: str, value: object, expected: str, fits: object) -> None:
-    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not fits(value):  # type: ignore[operator]
+def _require_real(name: str, value: object, expected: str, fits: Callable[[float], bool]) -> None:
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not (math.isfinite(number) and fits(number)):
         raise RequestError(f"{name} must be {expected}, got {value!r}", code=f"invalid_{name}")
 
 

@@ -14,9 +14,10 @@ class StreamKeys:
     """Give every request of a session the key of its random streams.
 
     Equal keys at equal positions draw equal noise. In `rejection` mode that is harmless only while what is verified of
-    one request does not depend on the others: otherwise a mate's confidences know this request's draft tokens, and the
-    output leaves the target's distribution (docs/losslessness.md). Where verify lengths compare requests, equal seeds
-    therefore become different keys; there a seed fixes the text of the same requests in the same order, and no more.
+    one request does not depend on the others: otherwise a mate's confidences, or whether it is still there to share a
+    token budget, know this request's draft tokens, and the output leaves the target's distribution
+    (docs/losslessness.md). Where verify lengths depend on other requests, equal seeds therefore become different keys;
+    there a seed fixes the text of the same requests in the same order, and no more.
 
     Args:
         speculation: the session's rule.
@@ -31,8 +32,7 @@ class StreamKeys:
         # Drafts get at least half of what the anchors leave of a round: see Batcher.plan.
         room = (limits.max_num_tokens - limits.max_batch_size) // 2
         budget_binds = limits.max_batch_size * draft_len > room
-        compares = speculation.compares_requests or (speculation.needs_confidence and budget_binds)
-        self._distinct = acceptance == "rejection" and compares
+        self._distinct = acceptance == "rejection" and (speculation.compares_requests or budget_binds)
         self._serial = 0
 
     def key(self, seed: int | None) -> int:

@@ -44,10 +44,11 @@ def test_key_coupled_output_needs_the_seed_itself(speculation: str) -> None:
     assert [stream.key(5), stream.key(5)] == [5, 5]
 
 
-def test_key_threshold_under_a_budget_that_can_cut_drafts_never_repeats() -> None:
+@pytest.mark.parametrize("speculation", ["fixed", "threshold"])
+def test_key_under_a_budget_that_can_cut_drafts_never_repeats(speculation: str) -> None:
     # (60 - 4) // 2 = 28 = 4 requests x 7 drafts still fit; one token less does not.
-    assert keys("threshold", max_num_tokens=60).key(5) == 5
-    stream = keys("threshold", max_num_tokens=59)
+    assert keys(speculation, max_num_tokens=60).key(5) == 5
+    stream = keys(speculation, max_num_tokens=59)
     assert stream.key(5) != stream.key(5)
 
 
