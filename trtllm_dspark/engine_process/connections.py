@@ -92,6 +92,12 @@ class Connection:
                 return
             del self._unsent[:sent]
 
+    def close(self) -> None:
+        """Close the socket; under the lock, so that no `send` writes to a descriptor the next client has got."""
+        with self._lock:
+            self.dead = True
+            self.sock.close()
+
     @property
     def has_unsent(self) -> bool:
         """Whether the I/O thread has to wait for writability."""
@@ -231,8 +237,7 @@ class ConnectionServer:
     def _drop(self, connection: Connection) -> None:
         del self._connections[connection.connection_id]
         self._selector.unregister(connection.sock)
-        connection.dead = True
-        connection.sock.close()
+        connection.close()
         self._handler.closed(connection)
 
 

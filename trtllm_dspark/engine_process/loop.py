@@ -171,6 +171,13 @@ class EngineLoop:
             return
         if stream.deadline is not None:
             heapq.heappush(self._deadlines, (stream.deadline, next(self._sequence), stream))
+            self._forget_deadlines()
+
+    def _forget_deadlines(self) -> None:
+        """Drop finished requests when they are most of the heap: a deadline may be weeks away."""
+        if len(self._deadlines) > 64 + 2 * (len(self._queue) + len(self._running)):
+            self._deadlines = [entry for entry in self._deadlines if entry[2].state is not StreamState.DONE]
+            heapq.heapify(self._deadlines)
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:

@@ -55,8 +55,7 @@ class Publisher:
         stream.state = StreamState.DONE
         self._metrics.add("dspark_requests_cancelled", reason=reason)
         if reason == _STOPPED:
-            text, tokens = "".join(stream.held_text), stream.held_tokens
-            item = self._item_of(stream, text, tokens, [], "cancelled", None)
+            item = self._item_of(stream, *_whole(stream), "cancelled", None)
             stream.send({"type": "outputs", "items": [item]})
         else:
             stream.fail(*_ERRORS[reason])
@@ -80,9 +79,7 @@ class Publisher:
             stream.held_logprobs.extend(logprobs)
             if not output.finished:
                 return None
-            text, tokens, logprobs = "".join(stream.held_text), stream.held_tokens, stream.held_logprobs
-            if request.echo:
-                text, tokens = request.prompt_text + text, [*request.prompt_token_ids, *tokens]
+            text, tokens, logprobs = _whole(stream)
         if output.finished:
             stream.state = StreamState.DONE
             self._observe_finished(stream, output, now)
@@ -156,3 +153,11 @@ class Publisher:
         if counts.rounds:
             self._recent.append((counts.emitted, counts.rounds))
             metrics.set("dspark_accepted_len", sum(e for e, _ in self._recent) / sum(r for _, r in self._recent))
+
+
+def _whole(stream: Stream) -> tuple[str, list[int], list[float]]:
+    """Return text, tokens and log probabilities held for one answer at the end, behind the prompt if it is echoed."""
+    text, tokens, request = "".join(stream.held_text), stream.held_tokens, stream.request
+    if request is not None and request.echo and not request.stream:
+        text, tokens = request.prompt_text + text, [*request.prompt_token_ids, *tokens]
+    return text, tokens, stream.held_logprobs

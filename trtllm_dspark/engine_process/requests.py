@@ -1,6 +1,7 @@
 """Check one request as it came over the socket and turn it into token ids and sampling parameters.
 
-Every refusal is a RequestError with a machine-readable code; nothing out of range is corrected silently.
+Every refusal is a RequestError with a machine-readable code. Only `max_tokens` and `min_tokens` are cut, to the room
+the engine's sequences have; the finish reason is `length` then.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ so. Nothing here needs more than the standard library and msgpack.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 import time
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from trtllm_dspark.serving.framing import PROTOCOL_VERSION, BlockingConnection, Message, ProtocolError, check_hello
+
+logger = logging.getLogger(__name__)
 
 # Receives items of `outputs` frames and errors ({"code", "message"}); called on the client's reader thread.
 OnItem = Callable[[Message], None]
@@ -237,7 +240,7 @@ class EngineClient:
         if is_final(item):
             with self._lock:
                 self._open.pop(handle, None)
-        on_item(item)
+        _call(on_item, item)
 
     def _disconnected(self, connection: BlockingConnection) -> None:
         with self._lock:
@@ -246,10 +249,16 @@ class EngineClient:
             lost, self._open = self._open, {}
         connection.close()
         for handle, on_item in lost.items():
-            on_item(
-                {
-                    "id": handle,
-                    "code": ENGINE_UNAVAILABLE,
-                    "message": "the engine process ended while it ran this request; retry it",
-                }
-            )
+            item = {
+                "id": handle,
+                "code": ENGINE_UNAVAILABLE,
+                "message": "the engine process ended while it ran this request; retry it",
+            }
+            _call(on_item, item)
+
+
+def _call(on_item: OnItem, item: Message) -> None:
+    try:
+        on_item(item)
+    except Exception:  # the reader thread serves every other request too
+        logger.exception("the receiver of a request's items failed")

@@ -217,7 +217,13 @@ class TritonPythonModel:
                 self._client.cancel(handle)
 
     def _on_item(self, opened: _OpenRequest, row: int, item: Message) -> None:
-        opened.on_item(row, item)
+        try:
+            opened.on_item(row, item)
+        except Exception:
+            logger.exception("a response could not be made")
+            opened.fail("internal_error", "the response could not be made; the log says more")
+            for handle in opened.handles:
+                self._client.cancel(handle)
         if opened.finished:
             self._open.pop(opened.handles[0], None)
 

@@ -131,6 +131,28 @@ def test_stop_request_gets_a_final_answer_not_an_error() -> None:
     assert len(item["tokens"]) >= 3
 
 
+def test_stop_request_of_an_echoing_request_answers_with_the_prompt_and_counts_the_output() -> None:
+    bench = Bench()
+    stream = bench.submit([1, 2], prompt_text="ab", stream=False, echo=True, logprobs=True)
+    for _ in range(3):
+        bench.round()
+    bench.loop.cancel(stream, "stop_request")
+    (item,) = bench.round()
+    output = item["tokens"][2:]
+    assert item["tokens"] == [1, 2, *greedy([1, 2], len(output))]
+    assert item["text"] == "ab"
+    assert item["num_tokens"] == len(item["logprobs"]) == len(output) >= 3
+
+
+def test_deadlines_of_finished_requests_are_forgotten() -> None:
+    bench = Bench()
+    for first in range(200):
+        bench.submit([first % 60], max_tokens=1, timeout_s=1e6)
+        bench.round()
+    assert bench.loop.num_running == 0
+    assert len(bench.loop._deadlines) <= 65
+
+
 def test_deadline_ends_waiting_and_running_requests() -> None:
     bench = Bench()
     for first in range(4):

@@ -124,6 +124,15 @@ def test_client_refused_request_gets_a_code(client: EngineClient) -> None:
     assert item["code"] == "unknown_field"
 
 
+def test_client_receiver_that_fails_does_not_silence_the_others(client: EngineClient) -> None:
+    def broken(item: dict[str, Any]) -> None:
+        raise KeyError("text")
+
+    client.add(fields(max_tokens=3), broken)
+    wait_for(lambda: client.num_open == 0)
+    assert len(collect(client, fields())) > 1
+
+
 def test_two_clients_share_the_engine_and_stop_by_id_reaches_the_other(
     process: Process, client: EngineClient, path: str
 ) -> None:
