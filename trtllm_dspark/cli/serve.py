@@ -21,7 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--grpc_port", type=int, default=8001, help="gRPC")
     add("--metrics_port", type=int, default=8002, help="Prometheus /metrics")
     add("--openai_port", type=int, help="also serve OpenAI's API (/v1/completions, /v1/chat/completions) on this port")
-    add("--speculation", default="threshold", help="off, fixed[:G] or threshold[:C]")
+    add(
+        "--speculation",
+        default="threshold",
+        help="which drafts a round verifies: off, fixed[:G], threshold[:C], early_stop or stale_topk[:B]",
+    )
     add("--acceptance", default="rejection", choices=("rejection", "coupled"), help="how sampled drafts are accepted")
     add("--num_threads", type=int, default=2, help="threads of the CPU engine")
     add("--model_name", default="", help="name of the model in descriptions (default: the engine directory's name)")
@@ -50,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from trtllm_dspark.serving.launcher import Launcher, ServeOptions
     from trtllm_dspark.serving.tritonserver import ServerAddress
 
-    if args.drain_timeout < 0 or args.hang_timeout <= 0 or args.engine_start_timeout <= 0:
+    if args.drain_timeout < 0 or not (args.hang_timeout > 0 and args.engine_start_timeout > 0):  # NaN is not
         raise UsageError("--drain_timeout must not be negative, --hang_timeout and --engine_start_timeout positive")
     open_engine_dir(args.engine_dir)
     address = ServerAddress(args.host, args.http_port, args.grpc_port, args.metrics_port)
