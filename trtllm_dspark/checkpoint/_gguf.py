@@ -81,7 +81,7 @@ def read_gguf(path: Path) -> GgufFile:
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
             try:
                 return _read_header(path, buffer)
-            except (struct.error, KeyError, UnicodeDecodeError, MemoryError) as error:
+            except (struct.error, KeyError, UnicodeDecodeError, MemoryError, RecursionError) as error:
                 raise CheckpointError(f"{path} is damaged: its header is unreadable ({error}); get it again") from error
 
 

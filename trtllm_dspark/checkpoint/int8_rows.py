@@ -22,10 +22,11 @@ _INTEGER_TENSORS = ("d2t", "t2d")
 def quantise_rows(weight: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     """Return int8 values [rows, columns] and float32 scales [rows] with `weight ~ values * scales[:, None]`.
 
-    Symmetric round-to-nearest; the largest magnitude of a row becomes 127, so packing twice changes nothing.
+    Symmetric round-to-nearest; the largest magnitude of a row becomes 127, so packing twice changes nothing. A row of
+    zeros, or of numbers too small for a normal scale, becomes zeros.
     """
-    largest = np.abs(weight).max(axis=1)
-    scales = np.where(largest > 0, largest / np.float32(127), np.float32(1)).astype(np.float32)
+    scales = (np.abs(weight).max(axis=1) / np.float32(127)).astype(np.float32)
+    scales[scales < np.finfo(np.float32).tiny] = 1
     return np.rint(weight / scales[:, None]).astype(np.int8), scales
 
 

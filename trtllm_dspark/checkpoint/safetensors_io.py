@@ -113,8 +113,10 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
             raise CheckpointError(f"{path} is damaged: it has no safetensors header; get it again")
         try:
             header = json.loads(stream.read(length))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} is damaged: its safetensors header is not JSON; get it again") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path} is damaged: its safetensors header is not an object; get it again")
     start = 8 + length
     return {name: _stored(path, name, entry, start, size) for name, entry in header.items() if name != "__metadata__"}
 
@@ -160,7 +162,7 @@ def _stored(path: Path, name: str, entry: Any, start: int, size: int) -> StoredT
             "quantised checkpoints are not read, pass the original one"
         )
     num_bytes = prod(shape) * _DTYPES[dtype].itemsize
-    if begin < 0 or end - begin != num_bytes:
+    if begin < 0 or end - begin != num_bytes or min(shape, default=0) < 0:
         raise CheckpointError(f"{path} is damaged: tensor {name} has {end - begin} bytes, its shape needs {num_bytes}")
     if start + end > size:
         raise CheckpointError(f"{path} is cut short: tensor {name} runs past its end; get the file again")
@@ -177,7 +179,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.parent} has no {path.name}; it is not a model directory") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON ({error}); correct it or get it again") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object, got {type(value).__name__}")

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float32]
 # Bounds the temporaries while a vocabulary-sized matrix is quantised.
 _CHUNK_ELEMENTS = 1 << 22
+# The inverse of a smaller scale overflows; such weights count as zeros.
+_SMALLEST_SCALE = np.finfo(np.float32).tiny
 
 
 def row_chunks(weight: NDArray[np.float32]) -> Iterator[slice]:
@@ -48,7 +50,7 @@ def quantize_blocks(weight: FloatArray, block_size: int) -> tuple[NDArray[np.uin
     padded[:, :width] = weight
     blocks = padded.reshape(rows, num_blocks, block_size)
     scales = np.abs(blocks).max(axis=2) / np.float32(127)
-    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales >= _SMALLEST_SCALE)
     blocks *= inverse[:, :, None]
     np.rint(blocks, out=blocks)
     np.clip(blocks, -127, 127, out=blocks)
@@ -67,7 +69,7 @@ def quantize_rows(weight: FloatArray) -> tuple[NDArray[np.int8], FloatArray]:
     """
     weight = np.asarray(weight, np.float32)
     scales = np.abs(weight).max(axis=1) / np.float32(127)
-    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales >= _SMALLEST_SCALE)
     codes = np.rint(weight * inverse[:, None])
     np.clip(codes, -127, 127, out=codes)
     return codes.astype(np.int8), scales

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,14 @@ def test_gguf_with_random_bytes_in_header_never_crashes(tmp_path: Path, target: 
         except CheckpointError:
             refused += 1
     assert refused > 10
+
+
+def test_gguf_with_deeply_nested_arrays_is_refused(tmp_path: Path) -> None:
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(head + struct.pack("<IQ", 9, 1) * 5000 + struct.pack("<IQ", 0, 0))
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_target(path)
 
 
 @pytest.mark.parametrize(

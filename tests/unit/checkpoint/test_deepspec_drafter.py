@@ -217,3 +217,9 @@ def test_quantise_rows_zero_row_stays_zero() -> None:
     values, scales = quantise_rows(np.array([[0, 0], [1, -2]], np.float32))
     np.testing.assert_array_equal(values, [[0, 0], [64, -127]])
     np.testing.assert_allclose(scales, [1, 2 / 127])
+
+
+def test_quantise_rows_subnormal_row_becomes_zero() -> None:
+    values, scales = quantise_rows(np.array([[1e-44, 0], [-3e-40, 1e-41]], np.float32))
+    assert not values.any()
+    assert np.isfinite(scales).all()

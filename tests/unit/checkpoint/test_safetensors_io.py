@@ -73,6 +73,7 @@ def test_read_file_without_whole_header_is_refused(tmp_path: Path, size: int) ->
         ('"shape":[4]', '"shape":"4x"', "cannot be read"),
         ('"shape":[4],', "", "cannot be read"),
         ('"dtype"', '"dtype', "not JSON"),
+        ('"shape":[4]', '"shape":[-2,-2]', "damaged"),
     ],
 )
 def test_read_file_bad_header_entry_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -80,6 +81,14 @@ def test_read_file_bad_header_entry_is_refused(tmp_path: Path, old: str, new: st
     write_file(path, {"x": np.ones(4, np.float32)})
     _rewrite_header(path, old, new)
     with pytest.raises(CheckpointError, match=message):
+        read_file(path)
+
+
+@pytest.mark.parametrize("header", [b"[1, 2]", b"7777", b'"x"', b"[" * 100_000])
+def test_read_file_header_that_is_no_object_is_refused(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    with pytest.raises(CheckpointError, match="damaged"):
         read_file(path)
 
 

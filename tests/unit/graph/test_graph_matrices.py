@@ -72,6 +72,15 @@ def test_quantize_blocks_error_is_half_a_step() -> None:
     assert np.array_equal(np.abs(codes.astype(int) - 128).reshape(10, 2, 64).max(axis=2), np.full((10, 2), 127))
 
 
+@pytest.mark.parametrize("largest", [0.0, 1e-44, 3e-39, -1e-37])
+def test_quantize_of_numbers_without_a_normal_scale_gives_zeros(largest: float) -> None:
+    weight = np.zeros((2, 64), np.float32)
+    weight[:, 3] = largest
+    codes, _ = quantize.quantize_blocks(weight, 64)
+    assert np.array_equal(codes, np.full((2, 64), 128))
+    assert not quantize.quantize_rows(weight)[0].any()
+
+
 def test_quantize_rows_restores_its_own_output() -> None:
     codes = np.random.default_rng(0).integers(-127, 128, (6, 40)).astype(np.int8)
     codes[:, 0] = 127
