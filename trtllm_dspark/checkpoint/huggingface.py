@@ -12,7 +12,7 @@ import numpy as np
 from trtllm_dspark.checkpoint._hf_config import ARCHITECTURES, Fields, parse_model_config
 from trtllm_dspark.checkpoint._mapping import TensorMapper
 from trtllm_dspark.checkpoint.config import ModelConfig
-from trtllm_dspark.checkpoint.safetensors_io import read_directory, read_json
+from trtllm_dspark.checkpoint.safetensors_io import read_directory, read_json, read_text
 from trtllm_dspark.checkpoint.types import Checkpoint, CheckpointFile, TokenizerAssets
 from trtllm_dspark.errors import CheckpointError
 
@@ -89,14 +89,14 @@ def _tokenizer(directory: Path, config: ModelConfig, generation: dict[str, Any])
         "pad_token_id": config.pad_token_id,
     }
     known = {name: value for name, value in ids.items() if value is not None}
-    return TokenizerAssets(path.read_text("utf-8"), _chat_template(directory), {**generation, **known})
+    return TokenizerAssets(read_text(path), _chat_template(directory), {**generation, **known})
 
 
 def _chat_template(directory: Path) -> str | None:
     """Return the template from `chat_template.jinja` or `tokenizer_config.json`; of several, the default one."""
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.read_text("utf-8")
+        return read_text(path)
     settings = directory / "tokenizer_config.json"
     template = read_json(settings).get("chat_template") if settings.is_file() else None
     if isinstance(template, list):

@@ -169,6 +169,18 @@ def _stored(path: Path, name: str, entry: Any, start: int, size: int) -> StoredT
     return StoredTensor(path, name, dtype, shape, start + begin, num_bytes)
 
 
+def read_text(path: Path) -> str:
+    """Return the content of a text file of a model directory.
+
+    Raises:
+        CheckpointError: it is not UTF-8.
+    """
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); get it again") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 

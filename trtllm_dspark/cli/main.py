@@ -85,6 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of stdout has gone (`| head`): point stdout at nothing, so that interpreter exit stays quiet.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 4
+    except OSError as error:
+        # Whatever the system refuses where no message of ours fits better: a file that may not be read, a full disk.
+        where = "" if error.filename is None else f": {error.filename}"
+        print(f"trtllm-dspark {name}: {error.strerror or error}{where}", file=sys.stderr)
+        return 4
     except KeyboardInterrupt:
         print(f"trtllm-dspark {name}: interrupted", file=sys.stderr)
         return 130

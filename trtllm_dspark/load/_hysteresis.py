@@ -78,7 +78,7 @@ class Window:
     def add(self, time_s: float, value: float) -> None:
         """Take one value and forget those that are too old."""
         self._values.append((time_s, value))
-        while time_s - self._values[0][0] > self._seconds - _SLACK_S:
+        while len(self._values) > 1 and time_s - self._values[0][0] > self._seconds - _SLACK_S:
             self._values.popleft()
 
     def mean(self) -> float:

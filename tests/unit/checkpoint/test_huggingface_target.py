@@ -178,3 +178,12 @@ def test_load_target_arrays_are_read_anew_on_each_access(tmp_path: Path) -> None
     first = arrays["norm.weight"]
     first[:] = 0
     assert arrays["norm.weight"].any()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja"])
+def test_load_target_text_that_is_not_utf8_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    write_target(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / name).write_bytes(b"\xff\xfe{")
+    with pytest.raises(CheckpointError, match=f"{name} is not UTF-8"):
+        load_target(tmp_path)

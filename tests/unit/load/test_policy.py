@@ -148,3 +148,8 @@ def test_flapping_faster_than_the_release_time_never_lowers_a_decision(runs: lis
         assert after.compute_scale >= before.compute_scale
         assert after.budget_scale <= before.budget_scale
         assert after.admission_scale <= before.admission_scale
+
+
+def test_policy_without_averaging_takes_every_sample_as_it_is() -> None:
+    policy = LoadPolicy(PolicyConfig(window_s=0.0))
+    assert feed(policy, [HOT] * 10)[-1].compute_scale == pytest.approx(2.0)
