@@ -34,7 +34,7 @@ def read_token_counts(path: Path, vocab_size: int) -> NDArray[np.int64]:
         raise ConfigError(
             f"--draft_vocab_counts {path} cannot be read ({error.strerror}); give a counts file"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--draft_vocab_counts {path} is not valid JSON ({error}); give a counts file") from error
     if not isinstance(raw, dict) or raw.get("schema") != COUNTS_SCHEMA:
         raise ConfigError(f"--draft_vocab_counts {path} is no token counts file; its format is in docs/file_formats.md")

@@ -15,7 +15,7 @@ from trtllm_dspark.engine.base import ContextBatch, Engine, TokenBatch
 from trtllm_dspark.errors import EngineError
 from trtllm_dspark.reference.models import drafter_block, drafter_context, target_forward
 
-NUM_TOKENS = 8
+MAX_TOKENS = 8
 # Relative root-mean-square error that storage explains, with a margin. Wrong wiring gives errors around 1.
 TOLERANCE: dict[WeightDtype, float] = {"float32": 1e-4, "int8": 0.15, "w8a8": 0.35}
 
@@ -43,12 +43,13 @@ def _compare(engine: Engine, plan: BuildPlan) -> VerifyErrors:
     drafter = plan.drafter_config
     layers = () if drafter is None else drafter.target_layer_ids
     # Any tokens will do; spread over the vocabulary they reach different rows of the embedding.
-    tokens = np.linspace(0, plan.target.config.vocab_size - 1, NUM_TOKENS).astype(np.int64)
+    num_tokens = min(MAX_TOKENS, plan.limits.max_seq_len - 1, plan.limits.max_num_tokens)
+    tokens = np.linspace(0, plan.target.config.vocab_size - 1, num_tokens).astype(np.int64)
     expected = target_forward(
         plan.target.config, plan.target.arrays, tokens, feature_layer_ids=layers, dtype=np.float32
     )
     zero = np.zeros(1, np.int64)
-    got = engine.verify(TokenBatch(tokens, np.array([NUM_TOKENS]), zero, np.arange(NUM_TOKENS)))
+    got = engine.verify(TokenBatch(tokens, np.array([num_tokens]), zero, np.arange(num_tokens)))
     logits = _check("target logits", got.logits, expected.logits, plan.config.weight_dtype)
     if drafter is None or plan.drafter is None:
         return VerifyErrors(logits)
@@ -64,8 +65,8 @@ def _compare(engine: Engine, plan: BuildPlan) -> VerifyErrors:
         draft_token_ids=plan.draft_vocab,
         dtype=np.float32,
     )
-    engine.absorb(ContextBatch(expected.features, np.array([NUM_TOKENS]), zero))
-    drafted = engine.draft_block(tokens[:1], np.array([NUM_TOKENS]))
+    engine.absorb(ContextBatch(expected.features, np.array([num_tokens]), zero))
+    drafted = engine.draft_block(tokens[:1], np.array([num_tokens]))
     kept = block.base_logits[: plan.limits.max_draft_len]
     # Embedding and head may be the target's, in its storage.
     dtypes = (plan.draft_weight_dtype, plan.config.weight_dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 from trtllm_dspark.errors import CheckpointError
@@ -42,9 +43,16 @@ def resolve_path(spec: str | Path) -> Path:
 
 
 def find_models(root: Path) -> list[Path]:
-    """Return the `.gguf` files below `root`, or else the directories with a `config.json`, sorted."""
-    gguf = sorted(path for path in root.rglob("*.gguf") if path.is_file())
-    return gguf or sorted(path.parent for path in root.rglob("config.json"))
+    """Return the `.gguf` files below `root`, or else the directories with a `config.json`, sorted.
+
+    Directories that cannot be listed are left out, links to directories are not followed.
+    """
+    gguf: list[Path] = []
+    configs: list[Path] = []
+    for directory, _, names in os.walk(root):
+        gguf += (Path(directory, name) for name in names if name.endswith(".gguf"))
+        configs += (Path(directory) for name in names if name == "config.json")
+    return sorted(path for path in gguf if path.is_file()) or sorted(configs)
 
 
 def _package_directory(name: str) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 
 from trtllm_dspark.errors import RequestError, UsageError
 from trtllm_dspark.runtime import Tokenizer
+from trtllm_dspark.runtime.unicode_text import check_unicode
 
 SAMPLING_FIELDS = (
     "max_tokens",
@@ -50,7 +51,8 @@ def read_prompts(path: Path) -> list[Prompt]:
         UsageError: the file cannot be read, a line is malformed, or there is no prompt in it.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Other separators of str.splitlines, U+2028 for one, may stand inside a JSON string.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise UsageError(f"--prompts_file {path} cannot be read ({error.strerror}); give a JSONL file") from error
     except UnicodeDecodeError as error:
@@ -90,6 +92,7 @@ def _parse(line: str, index: int, where: str) -> Prompt:
         raise UsageError(f"{where} has no 'prompt' text")
     if domain is not None and not isinstance(domain, str):
         raise UsageError(f"{where} has a 'domain' that is not text")
+    check_unicode(f"{where}: the domain", domain or "", code="invalid_domain")
     unknown = [name for name in row if name not in SAMPLING_FIELDS]
     if unknown:
         raise UsageError(

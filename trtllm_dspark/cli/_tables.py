@@ -69,7 +69,7 @@ def _side_table(path: Path, engine_hash: str) -> str:
         return "none"
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"unreadable ({error})"
     if not isinstance(table, dict) or table.get("engine_hash") != engine_hash:
         return "belongs to another engine"

@@ -43,5 +43,6 @@ def load_heads(path: Path, config: DrafterConfig, vocab_size: int) -> DraftHeads
         rnn_bias=tensors.get("markov.rnn.bias"),
         confidence_weight=tensors.get("confidence.weight"),
         confidence_bias=tensors.get("confidence.bias"),
+        confidence_with_markov=config.confidence_with_markov,
         d2t=tensors.get("d2t"),
     )

@@ -98,7 +98,7 @@ class Manifest:
         """
         try:
             raw = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise EngineError(f"{where} is not valid JSON ({error}); build the engine again") from error
         if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
             raise EngineError(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Any
 
 from trtllm_dspark.errors import RequestError
+from trtllm_dspark.runtime.unicode_text import check_unicode
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this choose the most likely token: a softmax that sharp is an argmax anyway."""
@@ -54,8 +57,10 @@ class SamplingParams:
     logprobs: bool = False
 
     def __post_init__(self) -> None:
-        _require_real("temperature", self.temperature, "a number of at least 0", lambda value: value >= 0)
-        _require_real("top_p", self.top_p, "above 0 and at most 1", lambda value: 0 < value <= 1)
+        _require_real(
+            "temperature", self.temperature, "a number of at least 0 within 32 bits", lambda value: value >= 0
+        )
+        _require_real("top_p", self.top_p, "above 0 within 32 bits and at most 1", lambda value: 0 < value <= 1)
         _require_int("top_k", self.top_k, 0, 2**31 - 1)
         _require_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _require_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
@@ -74,7 +79,7 @@ class SamplingParams:
         self._check_stops()
 
     def _check_stops(self) -> None:
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stops = (self.stop,) if isinstance(self.stop, str) else _items("stop", self.stop)
         if len(stops) > MAX_STOP_STRINGS:
             raise RequestError(
                 f"stop has {len(stops)} strings, at most {MAX_STOP_STRINGS} are allowed", code="invalid_stop"
@@ -82,10 +87,12 @@ class SamplingParams:
         for text in stops:
             if not isinstance(text, str) or not text:
                 raise RequestError(f"stop must hold non-empty strings, got {text!r}", code="invalid_stop")
-        for token in self.stop_token_ids:
+            check_unicode("stop", text, code="invalid_stop")
+        token_ids = _items("stop_token_ids", self.stop_token_ids)
+        for token in token_ids:
             _require_int("stop_token_ids", token, 0, 2**31 - 1)
         object.__setattr__(self, "stop", stops)
-        object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", tuple(map(int, token_ids)))
 
     @property
     def greedy(self) -> bool:
@@ -94,9 +101,23 @@ class SamplingParams:
 
 
 def _require_real(name: str, value: object, expected: str, fits: Callable[[float], bool]) -> None:
-    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    if not (math.isfinite(number) and fits(number)):
+    number = _float32(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not (math.isfinite(number) and fits(number) and fits(value)):  # type: ignore[arg-type]
         raise RequestError(f"{name} must be {expected}, got {value!r}", code=f"invalid_{name}")
+
+
+def _float32(value: Real) -> float:
+    """Return what the core will compute with: a number may become zero or infinite there."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", float(value)))[0])
+    except OverflowError:
+        return math.inf
+
+
+def _items(name: str, value: object) -> tuple[Any, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise RequestError(f"{name} must be a list, got {value!r}", code=f"invalid_{name}")
+    return tuple(value)
 
 
 def _require_int(name: str, value: object, low: int, high: int) -> None:

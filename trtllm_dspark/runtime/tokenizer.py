@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from trtllm_dspark.engine_dir import EngineDirectory
 from trtllm_dspark.errors import EngineError, RequestError
 from trtllm_dspark.runtime.detokenizer import Detokenizer, TokenBytes, token_bytes_of
+from trtllm_dspark.runtime.unicode_text import check_unicode
 
 Message = Mapping[str, Any]
 
@@ -75,7 +76,12 @@ class Tokenizer:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text, with the tokens the model wants around it unless told otherwise."""
+        """Return the ids of a text, with the tokens the model wants around it unless told otherwise.
+
+        Raises:
+            RequestError: the text is not valid Unicode.
+        """
+        check_unicode("the prompt", text, code="invalid_text")
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:

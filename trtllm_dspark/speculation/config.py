@@ -10,6 +10,7 @@ from trtllm_dspark.errors import ConfigError
 
 SpeculationMode = Literal["off", "fixed", "threshold", "early_stop", "stale_topk"]
 DEFAULT_THRESHOLD = 0.3
+MAX_DRAFTS = 2**31 - 1
 FORMS = "off, fixed[:G], threshold[:C], early_stop or stale_topk[:B]"
 
 
@@ -84,8 +85,8 @@ def _integer(text: str, argument: str, low: int) -> int:
         value = int(argument)
     except ValueError:
         value = low - 1
-    if value < low:
-        raise ConfigError(f"speculation '{text}': '{argument}' must be a whole number of at least {low}")
+    if not low <= value <= MAX_DRAFTS:
+        raise ConfigError(f"speculation '{text}': '{argument}' must be a whole number from {low} to {MAX_DRAFTS}")
     return value
 
 

@@ -68,9 +68,10 @@ def test_read_wrong_file_is_refused(tmp_path: Path, changes: dict[str, object], 
 def test_read_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_token_counts(tmp_path / "none.json", 4)
-    (tmp_path / "broken.json").write_text("[")
-    with pytest.raises(ConfigError, match="is not valid JSON"):
-        read_token_counts(tmp_path / "broken.json", 4)
+    for text in ("[", "[" * 100_000):
+        (tmp_path / "broken.json").write_text(text)
+        with pytest.raises(ConfigError, match="is not valid JSON"):
+            read_token_counts(tmp_path / "broken.json", 4)
     (tmp_path / "binary.json").write_bytes(b"\xff\xff")
     with pytest.raises(ConfigError, match="is not valid JSON"):
         read_token_counts(tmp_path / "binary.json", 4)

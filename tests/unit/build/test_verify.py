@@ -55,6 +55,11 @@ def test_verify_wrong_target_weight_is_refused_and_leaves_nothing(
     assert os.listdir(tiny_config.output_dir.parent) == []
 
 
+@pytest.mark.parametrize("limits", [{"max_seq_len": 2}, {"max_num_tokens": 2, "max_draft_len": 1}])
+def test_verify_engine_smaller_than_the_check_is_built(tiny_config: BuildConfig, limits: dict[str, int]) -> None:
+    assert build_engine(replace(tiny_config, **limits)).errors.logits < verify.TOLERANCE["int8"]
+
+
 def test_verify_wrong_drafter_weight_is_refused(tiny_config: BuildConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, "write_drafter", DRAFTER_TENSOR, np.negative)
     with pytest.raises(EngineError, match="the engine's draft logits differ from the checkpoint's by"):

@@ -1,10 +1,13 @@
 import hashlib
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.tiny_models import write_drafter, write_target
 
 from trtllm_dspark.checkpoint import load_drafter, load_target, resolve_path
+from trtllm_dspark.checkpoint.paths import find_models
 from trtllm_dspark.errors import CheckpointError
 
 
@@ -35,6 +38,20 @@ def test_resolve_package_with_two_models_lists_them(package: Path) -> None:
     assert resolve_path("package:toy_models_package/b.gguf") == package / "b.gguf"
     with pytest.raises(CheckpointError, match=r"has no c\.gguf"):
         resolve_path("package:toy_models_package/c.gguf")
+
+
+def test_find_models_leaves_out_directories_that_vanish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("here", "gone"):
+        write_target(tmp_path / name)
+    scan = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path).name == "gone":
+            raise FileNotFoundError(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert find_models(tmp_path) == [tmp_path / "here"]
 
 
 @pytest.mark.parametrize("name", ["no_such_package_here", "os.path", "", "json"])

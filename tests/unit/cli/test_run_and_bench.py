@@ -130,7 +130,7 @@ PROMPT = ("--prompt", "abc")
         ((), "one of the arguments --prompt --prompts_file is required"),
         ((*PROMPT, "--prompts_file", "x"), "not allowed with argument"),
         ((*PROMPT, "--spedulation", "off"), "unrecognized arguments: --spedulation off"),
-        ((*PROMPT, "--temperature", "nan"), "temperature must be a number of at least 0, got nan"),
+        ((*PROMPT, "--temperature", "nan"), "temperature must be a number of at least 0 within 32 bits, got nan"),
         ((*PROMPT, "--temperature", "-1"), "temperature must be"),
         ((*PROMPT, "--temperature", "warm"), "invalid float value: 'warm'"),
         ((*PROMPT, "--max_tokens", "0"), "max_tokens must be an integer from 1"),
@@ -172,12 +172,23 @@ def test_run_bad_flag_is_one_sentence(command: Command, flags: tuple[str, ...], 
         ('{"prompt": "a", "stop_token_ids": [999]}', "prompt on line 2: stop_token_ids holds token id 999"),
         (json.dumps({"prompt": "a" * 600}), "prompt on line 2: the prompt has 600 tokens"),
         ("[" * 100_000, "line 2 is not valid JSON"),
+        ('{"prompt": "\\ud800"}', "prompt on line 2: the prompt is not valid Unicode"),
+        ('{"prompt": "a", "domain": "\\ud800"}', "line 2: the domain is not valid Unicode"),
+        ('{"prompt": "a", "stop": null}', "prompt on line 2: stop must be a list"),
     ],
 )
 @pytest.mark.parametrize("name", ["run", "bench"])
 def test_prompts_file_bad_line_is_named(command: Command, tmp_path: Path, name: str, line: str, message: str) -> None:
     path = write_prompts(tmp_path / "p.jsonl", {"prompt": "fine"}, line)
     assert message in command.refused(name, "--prompts_file", path)
+
+
+def test_prompts_file_byte_order_mark_and_separators_inside_a_string_are_text(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('\ufeff{"prompt": "x\u2028\u0085a"}\r\n{"prompt": "b"}\r\n', "utf-8", newline="")
+    code, out, _ = command("run", "--prompts_file", str(path), "--max_tokens", "2", "--json", "--raw")
+    assert code == 0
+    assert [json.loads(line)["text"] for line in out.splitlines()] == ["bc", "cd"]
 
 
 def test_prompts_file_without_prompts_or_not_text_is_refused(command: Command, tmp_path: Path) -> None:

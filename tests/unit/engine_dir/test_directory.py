@@ -80,7 +80,7 @@ def test_open_foreign_json_is_refused(engine: Path) -> None:
         open_engine_dir(engine)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00", "null"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00", "null", "[" * 100_000])
 def test_open_broken_manifest_is_one_sentence(engine: Path, text: str) -> None:
     (engine / "manifest.json").write_text(text)
     with pytest.raises(EngineError, match=r"build the engine again|give the --output_dir"):

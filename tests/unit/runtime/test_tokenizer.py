@@ -20,6 +20,13 @@ def test_render_chat_offers_tokens_json_and_loop_controls() -> None:
     assert make(template).render_chat([{"content": "<&>"}]) == '<|end|>[{"content": "<&>"}]'
 
 
+def test_encode_half_a_surrogate_pair_is_refused() -> None:
+    tokenizer = make(CHAT_TEMPLATE)
+    for encode_text in (tokenizer.encode, lambda text: tokenizer.encode_chat([{"role": "user", "content": text}])):
+        with pytest.raises(RequestError, match="character 1 is half a surrogate pair"):
+            encode_text("a\ud83d")
+
+
 def test_encode_chat_without_template_is_refused() -> None:
     with pytest.raises(RequestError, match="no chat template"):
         make(None).encode_chat([])

@@ -28,7 +28,7 @@ def test_parse_known_form_is_read_and_written_back(text: str, expected: Speculat
 @pytest.mark.parametrize(
     "text",
     ["", "on", "fixed:", "fixed:0", "fixed:-1", "fixed:2.5", "threshold:", "threshold:nan", "threshold:1.1", "off:1"]
-    + ["threshold:-0.1", "early_stop:2", "stale_topk:x", "fixed:3:4"],
+    + ["threshold:-0.1", "early_stop:2", "stale_topk:x", "fixed:3:4", "stale_topk:2147483648"],
 )
 def test_parse_unknown_form_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match="speculation") as caught:
