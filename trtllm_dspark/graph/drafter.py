@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.graph.layers import decoder_layers
-from trtllm_dspark.graph.lowering import get_lowering
+from trtllm_dspark.graph.lowering import ORT, Lowering, check_weight_dtype
 from trtllm_dspark.graph.matrices import StoredMatrix, WeightDtype, embedding_dtype
-from trtllm_dspark.graph.network import Network, WeightFile
+from trtllm_dspark.graph.network import FLOAT_DTYPES, Network, WeightFile
 from trtllm_dspark.graph.target import WrittenTarget
 from trtllm_dspark.graph.weights import Arrays, Progress, Weights
 
@@ -51,7 +51,7 @@ def write_drafter(
     max_draft_len: int,
     draft_token_ids: NDArray[np.int64] | None = None,
     weight_dtype: WeightDtype = "int8",
-    lowering: str = "ort",
+    lowering: Lowering = ORT,
     progress: Progress | None = None,
 ) -> tuple[Path, ...]:
     """Write the drafter's context and block graphs with their data files into `directory`.
@@ -79,6 +79,7 @@ def write_drafter(
         ShapeError: a tensor is missing or has another shape than the configuration says.
     """
     config = source.config
+    check_weight_dtype(lowering, weight_dtype)
     if not 1 <= max_draft_len <= config.block_size:
         raise ConfigError(f"max_draft_len is {max_draft_len}, this drafter allows 1..{config.block_size}; change it")
     if "embed.weight" not in source.arrays and config.backbone.hidden_size != source.target_config.hidden_size:
@@ -94,20 +95,25 @@ def write_drafter(
 
 
 def _write_context(
-    directory: Path, config: DrafterConfig, weights: Weights, num_positions: int, lowering: str
+    directory: Path, config: DrafterConfig, weights: Weights, num_positions: int, lowering: Lowering
 ) -> tuple[Path, ...]:
     backbone = config.backbone
     file = WeightFile(directory / f"{CONTEXT_GRAPH}.data")
     try:
-        net = Network("drafter_context", file)
+        net = Network("drafter_context", file, lowering.dtype)
         features = net.input("features", np.float32, ["T", config.feature_size])
-        rows = weights.linear(net, features, ["fc"], [backbone.hidden_size], config.feature_size)
-        rows = weights.norm(net, rows, "hidden_norm", backbone.hidden_size, backbone.rms_norm_eps)
-        absorb = get_lowering(lowering).context(net, backbone, num_positions)
+        # The target's features exceed float16's range: they are projected and normed in float32 whatever follows.
+        single = FLOAT_DTYPES["float32"]
+        dtype: WeightDtype = weights.dtype if net.dtype == single else "float32"
+        rows = weights.linear(net, features, ["fc"], [backbone.hidden_size], config.feature_size, dtype=dtype)
+        scale = net.weight("hidden_norm.weight", weights.read("hidden_norm.weight", (backbone.hidden_size,)))
+        rows = net.node("RMSNormalization", rows, scale, axis=-1, epsilon=backbone.rms_norm_eps, stash_type=1)
+        rows = net.cast(rows, single, net.dtype)
+        absorb = lowering.context(net, backbone, num_positions)
         for layer in range(backbone.num_layers):
             # The context's K and V come from hidden_norm directly; attn_norm belongs to the block's path only.
             absorb(net, weights, layer, rows)
-        net.save(directory / CONTEXT_GRAPH)
+        net.save(directory / CONTEXT_GRAPH, lowering.check)
     finally:
         file.close()
     return directory / CONTEXT_GRAPH, file.path
@@ -120,19 +126,18 @@ def _write_block(
     num_positions: int,
     max_draft_len: int,
     draft_token_ids: NDArray[np.int64] | None,
-    lowering: str,
+    lowering: Lowering,
 ) -> tuple[Path, ...]:
     config, backbone = source.config, source.config.backbone
     gamma, size = config.block_size, backbone.hidden_size
     file = WeightFile(directory / f"{BLOCK_GRAPH}.data")
     try:
-        net = Network("drafter_block", file)
+        net = Network("drafter_block", file, lowering.dtype)
         ids = net.input("input_ids", np.int64, ["R", gamma])
         embedding = _embedding(net, source, weights)
         x = embedding.gather(net, net.node("Reshape", ids, net.ints(-1)))
-        spelling = get_lowering(lowering)
-        attention = spelling.block(net, backbone, num_positions, gamma)
-        x = decoder_layers(net, weights, backbone, x, spelling, attention)[-1]
+        attention = lowering.block(net, backbone, num_positions, gamma)
+        x = decoder_layers(net, weights, backbone, x, lowering, attention)[-1]
         if max_draft_len < gamma:
             blocks = net.node("Reshape", x, net.ints(-1, gamma, size))
             kept = net.node("Slice", blocks, net.ints(0), net.ints(max_draft_len), net.ints(1))
@@ -140,9 +145,10 @@ def _write_block(
         hidden = weights.norm(net, x, "norm", size, backbone.rms_norm_eps)
         head = _head(net, source, weights, draft_token_ids)
         for name, value, width in (("hidden", hidden, size), ("base_logits", head.multiply(net, hidden), head.rows)):
-            shaped = net.node("Reshape", value, net.ints(-1, max_draft_len, width), out=name)
+            single = net.cast(value, net.dtype, FLOAT_DTYPES["float32"])
+            shaped = net.node("Reshape", single, net.ints(-1, max_draft_len, width), out=name)
             net.output(shaped, name, np.float32, ["R", max_draft_len, width])
-        net.save(directory / BLOCK_GRAPH)
+        net.save(directory / BLOCK_GRAPH, lowering.check)
     finally:
         file.close()
     return directory / BLOCK_GRAPH, file.path

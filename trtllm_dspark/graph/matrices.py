@@ -14,11 +14,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.graph._quantize import FloatArray, block_size_for, quantize_blocks, quantize_rows, row_chunks
-from trtllm_dspark.graph.network import MICROSOFT, Network, StoredTensor, WeightFile
+from trtllm_dspark.graph.network import FLOAT_DTYPES, MICROSOFT, Network, StoredTensor, WeightFile
 
-WeightDtype = Literal["int8", "float32", "w8a8"]
+WeightDtype = Literal["int8", "float32", "w8a8", "float16", "bfloat16"]
 WEIGHT_DTYPES: tuple[WeightDtype, ...] = ("int8", "float32", "w8a8")
+"""Formats of the ONNX Runtime lowering; it computes in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class StoredMatrix(ABC):
 
 @dataclass(frozen=True, slots=True)
 class FloatMatrix(StoredMatrix):
-    """float32 [N, K], as in the checkpoint; a tied head multiplies the very bytes the embedding reads."""
+    """Floating-point [N, K], as in the checkpoint; a tied head multiplies the very bytes the embedding reads."""
 
     values: StoredTensor
 
@@ -133,11 +135,13 @@ def store_matrix(file: WeightFile, name: str, weight: FloatArray, weight_dtype: 
     """Quantise a matrix [N, K] and append it to the data file.
 
     Raises:
-        ConfigError: `weight_dtype` needs another row width.
+        ConfigError: a weight does not fit `weight_dtype`.
     """
     rows, width = weight.shape
-    if weight_dtype == "float32":
-        return FloatMatrix(name, rows, width, file.append(name, [weight], weight.shape, np.float32))
+    if weight_dtype in FLOAT_DTYPES:
+        if weight_dtype == "float16" and np.abs(weight).max(initial=0) > np.finfo(np.float16).max:
+            raise ConfigError(f"tensor {name!r} exceeds the range of float16; use bfloat16")
+        return FloatMatrix(name, rows, width, file.append(name, [weight], weight.shape, FLOAT_DTYPES[weight_dtype]))
     if weight_dtype == "w8a8":
         codes, scales = quantize_rows(weight)
         stored = file.append(f"{name}/codes", [codes.T], (width, rows), np.int8)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import DTypeLike, NDArray
@@ -21,6 +22,12 @@ MICROSOFT = "com.microsoft"
 # Pages are mapped from the file, and a mapping starts at a page.
 _ALIGNMENT = 4096
 Dim = int | str
+FLOAT_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Types a graph may compute in, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,8 @@ class WeightFile:
         offset = -(-self._file.tell() // _ALIGNMENT) * _ALIGNMENT
         self._file.seek(offset)
         for chunk in chunks:
-            self._file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
+            # As bytes: bfloat16 has no buffer of its own.
+            self._file.write(np.ascontiguousarray(chunk, dtype=dtype).reshape(-1).view(np.uint8).data)
         length = self._file.tell() - offset
         kind = np.dtype(dtype)
         if length != int(np.prod(shape)) * kind.itemsize:
@@ -80,10 +88,14 @@ class WeightFile:
 
 @dataclass
 class Network:
-    """A graph under construction; values are named by strings, as in ONNX."""
+    """A graph under construction; values are named by strings, as in ONNX.
+
+    `dtype` is the type of activations and caches; logits, features and hidden rows leave a graph as float32.
+    """
 
     name: str
     weights: WeightFile
+    dtype: np.dtype[Any] = FLOAT_DTYPES["float32"]
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
     outputs: list[onnx.ValueInfoProto] = field(default_factory=list)
@@ -119,6 +131,12 @@ class Network:
             return self.split(op, inputs, 1, domain=domain, **attributes)[0]
         self.nodes.append(helper.make_node(op, list(inputs), [out], name=out, domain=domain, **attributes))
         return out
+
+    def cast(self, value: str, source: np.dtype[Any], destination: np.dtype[Any]) -> str:
+        """Convert a value between float types; appends nothing when they are the same."""
+        if source == destination:
+            return value
+        return self.node("Cast", value, to=helper.np_dtype_to_tensor_dtype(destination))
 
     def constant(self, value: NDArray[Any]) -> str:
         """Return the name of a small constant kept inside the graph file; equal constants are stored once."""
@@ -164,6 +182,9 @@ class Network:
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.initializers)
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="trtllm_dspark")
 
-    def save(self, path: Path) -> None:
-        """Write the graph file."""
-        path.write_bytes(self.model().SerializeToString())
+    def save(self, path: Path, check: Callable[[onnx.ModelProto], None] | None = None) -> None:
+        """Write the graph file after `check` accepted the model."""
+        model = self.model()
+        if check is not None:
+            check(model)
+        path.write_bytes(model.SerializeToString())

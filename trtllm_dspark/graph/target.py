@@ -11,9 +11,9 @@ import numpy as np
 from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.graph.layers import decoder_layers
-from trtllm_dspark.graph.lowering import get_lowering
+from trtllm_dspark.graph.lowering import ORT, Lowering, check_weight_dtype
 from trtllm_dspark.graph.matrices import StoredMatrix, WeightDtype, embedding_dtype
-from trtllm_dspark.graph.network import Network, WeightFile
+from trtllm_dspark.graph.network import FLOAT_DTYPES, Network, WeightFile
 from trtllm_dspark.graph.weights import Arrays, Progress, Weights
 
 TARGET_GRAPH = "target.onnx"
@@ -36,7 +36,7 @@ def write_target(
     max_seq_len: int,
     feature_layer_ids: Sequence[int] = (),
     weight_dtype: WeightDtype = "int8",
-    lowering: str = "ort",
+    lowering: Lowering = ORT,
     progress: Progress | None = None,
 ) -> WrittenTarget:
     """Write `target.onnx` and `target.onnx.data` into `directory`.
@@ -62,29 +62,31 @@ def write_target(
         ConfigError: a feature layer does not exist, or sizes do not fit `weight_dtype`.
         ShapeError: a tensor is missing or has another shape than the configuration says.
     """
+    check_weight_dtype(lowering, weight_dtype)
     _check_layer_ids(feature_layer_ids, config.num_layers)
     file = WeightFile(directory / f"{TARGET_GRAPH}.data")
     try:
-        net = Network("target", file)
+        net = Network("target", file, lowering.dtype)
         weights = Weights(arrays, weight_dtype, progress)
         table_shape = (config.vocab_size, config.hidden_size)
         dtype = embedding_dtype(weight_dtype)
         embedding = weights.store(net, "embed.weight", weights.read("embed.weight", table_shape), dtype)
         x = embedding.gather(net, net.input("input_ids", np.int64, ["T"]))
-        spelling = get_lowering(lowering)
-        attention = spelling.causal(net, config, max_seq_len)
-        outputs = decoder_layers(net, weights, config, x, spelling, attention)
+        attention = lowering.causal(net, config, max_seq_len)
+        outputs = decoder_layers(net, weights, config, x, lowering, attention)
         rows = net.node("Gather", outputs[-1], net.input("logit_rows", np.int64, ["L"]), axis=0)
         hidden = weights.norm(net, rows, "norm", config.hidden_size, config.rms_norm_eps)
         head = embedding
         if not config.tie_word_embeddings:
             head = weights.store(net, "lm_head.weight", weights.read("lm_head.weight", table_shape), dtype)
-        net.output(head.multiply(net, hidden), "logits", np.float32, ["L", config.vocab_size])
+        logits = net.cast(head.multiply(net, hidden), net.dtype, FLOAT_DTYPES["float32"])
+        net.output(logits, "logits", np.float32, ["L", config.vocab_size])
         if feature_layer_ids:
             features = [outputs[layer] for layer in feature_layer_ids]
             joined = features[0] if len(features) == 1 else net.node("Concat", *features, axis=1)
+            joined = net.cast(joined, net.dtype, FLOAT_DTYPES["float32"])
             net.output(joined, "features", np.float32, ["T", len(features) * config.hidden_size])
-        net.save(directory / TARGET_GRAPH)
+        net.save(directory / TARGET_GRAPH, lowering.check)
     finally:
         file.close()
     return WrittenTarget((directory / TARGET_GRAPH, file.path), embedding, head)

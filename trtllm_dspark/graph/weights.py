@@ -10,7 +10,7 @@ import numpy as np
 from trtllm_dspark.errors import ShapeError
 from trtllm_dspark.graph._quantize import FloatArray
 from trtllm_dspark.graph.matrices import StoredMatrix, WeightDtype, store_matrix
-from trtllm_dspark.graph.network import Network
+from trtllm_dspark.graph.network import FLOAT_DTYPES, Network
 
 Arrays = Mapping[str, FloatArray]
 Progress = Callable[[str], None]
@@ -40,7 +40,17 @@ class Weights:
             )
         return value
 
-    def linear(self, net: Network, x: str, sources: Sequence[str], shapes: Sequence[int], width: int) -> str:
+    def linear(
+        self,
+        net: Network,
+        x: str,
+        sources: Sequence[str],
+        shapes: Sequence[int],
+        width: int,
+        *,
+        dtype: WeightDtype | None = None,
+        factor: float = 1.0,
+    ) -> str:
         """Append one fused linear layer over `{source}.weight` (and `{source}.bias` where present), stacked by rows.
 
         Args:
@@ -49,16 +59,20 @@ class Weights:
             sources: canonical names without suffix.
             shapes: rows of each source.
             width: columns of all of them.
+            dtype: storage in place of this object's.
+            factor: multiplies weights and biases before they are stored.
         """
         parts = [self.read(f"{s}.weight", (rows, width)) for s, rows in zip(sources, shapes, strict=True)]
         name = f"{sources[0]}.weight" if len(sources) == 1 else f"{sources[0]}+{len(sources) - 1}.weight"
-        y = self.store(net, name, parts[0] if len(parts) == 1 else np.concatenate(parts)).multiply(net, x)
+        weight = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        y = self.store(net, name, _scaled(weight, factor), dtype).multiply(net, x)
         if any(f"{s}.bias" in self.arrays for s in sources):
             biases = [
                 self.read(f"{s}.bias", (rows,)) if f"{s}.bias" in self.arrays else np.zeros(rows, np.float32)
                 for s, rows in zip(sources, shapes, strict=True)
             ]
-            y = net.node("Add", y, net.weight(f"{name[:-7]}.bias", np.concatenate(biases)))
+            bias = _scaled(np.concatenate(biases), factor).astype(FLOAT_DTYPES.get(dtype or self.dtype, np.float32))
+            y = net.node("Add", y, net.weight(f"{name[:-7]}.bias", bias))
         return y
 
     def store(self, net: Network, name: str, weight: FloatArray, dtype: WeightDtype | None = None) -> StoredMatrix:
@@ -68,11 +82,16 @@ class Weights:
             self.progress(name)
         return matrix
 
-    def norm_weight(self, net: Network, name: str, size: int) -> str:
-        """Store the norm weight `{name}.weight` [size] and return its name."""
-        return net.weight(f"{name}.weight", self.read(f"{name}.weight", (size,)))
+    def norm_weight(self, net: Network, name: str, size: int, factor: float = 1.0) -> str:
+        """Store the norm weight `{name}.weight` [size] times `factor` in the graph's type and return its name."""
+        weight = _scaled(self.read(f"{name}.weight", (size,)), factor)
+        return net.weight(f"{name}.weight", weight.astype(net.dtype))
 
-    def norm(self, net: Network, x: str, name: str, size: int, epsilon: float) -> str:
-        """Append an RMSNorm over the last axis with the weight `{name}.weight` [size]."""
-        scale = self.norm_weight(net, name, size)
+    def norm(self, net: Network, x: str, name: str, size: int, epsilon: float, factor: float = 1.0) -> str:
+        """Append an RMSNorm over the last axis with the weight `{name}.weight` [size] times `factor`."""
+        scale = self.norm_weight(net, name, size, factor)
         return net.node("RMSNormalization", x, scale, axis=-1, epsilon=epsilon, stash_type=1)
+
+
+def _scaled(value: FloatArray, factor: float) -> FloatArray:
+    return value if factor == 1.0 else value * np.float32(factor)

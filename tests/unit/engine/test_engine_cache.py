@@ -42,6 +42,16 @@ def test_short_and_long_rows_together_keep_their_bits(tiny: TinyEngine) -> None:
         starts += rows
 
 
+def test_caches_are_updated_in_place(tiny: TinyEngine, capfd: pytest.CaptureFixture[str]) -> None:
+    """ONNX Runtime warns where TensorScatter has to copy a cache."""
+    features = tiny.target(np.arange(20), slot=1)[1]
+    tiny.absorb(features, slot=1)
+    tiny.engine.draft_block(np.array([5]), np.array([20]), first_slot=1)
+    assert "in-place" not in capfd.readouterr().err
+    caches = tiny.engine._cache.arrays.values()
+    assert all(array[1, :, :20].all(axis=-1).all() and not array[[0, 2, 3]].any() for array in caches)
+
+
 def test_unused_lengths_and_idle_slots_are_not_resident(tmp_path: Path) -> None:
     tiny = make_engine(tmp_path, max_batch_size=4096)
     before = resident_bytes()

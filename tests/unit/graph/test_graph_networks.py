@@ -17,7 +17,6 @@ from trtllm_dspark.checkpoint.config import RopeScaling
 from trtllm_dspark.errors import ConfigError, EngineError, ShapeError
 from trtllm_dspark.graph import DrafterSource, read_heads, write_drafter, write_heads, write_target
 from trtllm_dspark.graph._rope import inverse_frequencies, rope_tables
-from trtllm_dspark.graph.lowering import get_lowering
 from trtllm_dspark.graph.network import Network, WeightFile
 
 
@@ -134,11 +133,6 @@ def test_unfitting_drafter_is_refused(tmp_path: Path) -> None:
     source = DrafterSource(small_drafter(), drafter_arrays(small_drafter(), rng), SMALL, arrays, written)
     with pytest.raises(ConfigError, match=r"allows 1\.\.5"):
         write_drafter(tmp_path, source, max_seq_len=64, max_draft_len=6)
-
-
-def test_lowering_of_unknown_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="ort"):
-        get_lowering("cuda")
 
 
 def test_equal_constants_are_stored_once_and_scalars_stay_scalars(tmp_path: Path) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from trtllm_dspark.errors import ConfigError
-from trtllm_dspark.graph.lowering.base import ContextCache, Lowering, SelfAttention
+from trtllm_dspark.graph.lowering.base import ContextCache, Lowering, SelfAttention, check_weight_dtype
 from trtllm_dspark.graph.lowering.ort import CACHE_MULTIPLE, OrtLowering
+from trtllm_dspark.graph.lowering.trt_native import TENSORRT, TrtNativeLowering
 
-__all__ = ["CACHE_MULTIPLE", "LOWERINGS", "ContextCache", "Lowering", "OrtLowering", "SelfAttention", "get_lowering"]
+__all__ = [
+    "CACHE_MULTIPLE",
+    "ORT",
+    "TENSORRT",
+    "ContextCache",
+    "Lowering",
+    "OrtLowering",
+    "SelfAttention",
+    "TrtNativeLowering",
+    "check_weight_dtype",
+]
 
-LOWERINGS: dict[str, Lowering] = {"ort": OrtLowering()}
-
-
-def get_lowering(name: str) -> Lowering:
-    """Return the lowering called `name`.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if name not in LOWERINGS:
-        raise ConfigError(f"there is no attention lowering {name!r}; use one of {', '.join(LOWERINGS)}")
-    return LOWERINGS[name]
+ORT = OrtLowering()
+"""The default: ONNX Runtime on a CPU."""

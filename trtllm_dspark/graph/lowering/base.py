@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
 
 from trtllm_dspark.checkpoint.config import ModelConfig
+from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.graph.matrices import WeightDtype
 from trtllm_dspark.graph.network import Network
 from trtllm_dspark.graph.weights import Weights
 
@@ -43,6 +48,16 @@ class Lowering(Protocol):
         """Name used in manifests and messages."""
         ...
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of activations and caches."""
+        ...
+
+    @property
+    def weight_dtypes(self) -> tuple[WeightDtype, ...]:
+        """Formats of linear layers it can be combined with."""
+        ...
+
     def add_norm(self, net: Network, x: str, change: str, scale: str, epsilon: float) -> tuple[str, str]:
         """Append x + change [T, d] and its RMSNorm with weight `scale` [d]; returns both."""
         ...
@@ -58,3 +73,24 @@ class Lowering(Protocol):
     def context(self, net: Network, config: ModelConfig, num_positions: int) -> ContextCache:
         """Cache update of the drafter's context over packed rows."""
         ...
+
+    def check(self, model: onnx.ModelProto) -> None:
+        """Refuse a finished graph that the target would misread.
+
+        Raises:
+            EngineError: it would.
+        """
+        ...
+
+
+def check_weight_dtype(lowering: Lowering, weight_dtype: WeightDtype) -> None:
+    """Refuse a weight format that the lowering cannot multiply.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if weight_dtype not in lowering.weight_dtypes:
+        raise ConfigError(
+            f"weights stored as {weight_dtype} cannot be used by the {lowering.name} lowering; "
+            f"use {' or '.join(lowering.weight_dtypes)}"
+        )

@@ -11,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 
 from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.graph._rope import rope_tables
-from trtllm_dspark.graph.network import MICROSOFT, Dim, Network
+from trtllm_dspark.graph.matrices import WEIGHT_DTYPES
+from trtllm_dspark.graph.network import FLOAT_DTYPES, MICROSOFT, Dim, Network
 from trtllm_dspark.graph.weights import Weights
 
 CACHE_MULTIPLE = 64
@@ -139,6 +141,11 @@ class OrtLowering:
     """Attention for ONNX Runtime's CPU provider."""
 
     name = "ort"
+    dtype = FLOAT_DTYPES["float32"]
+    weight_dtypes = WEIGHT_DTYPES
+
+    def check(self, model: onnx.ModelProto) -> None:
+        """Accept every graph: ONNX Runtime refuses by itself what it cannot run."""
 
     def add_norm(self, net: Network, x: str, change: str, scale: str, epsilon: float) -> tuple[str, str]:
         """Append one fused node."""
