@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from helpers import toy_pair as toy
@@ -16,6 +17,15 @@ def total(server: Server, name: str) -> float:
     """Add all series of a family."""
     text = server.get("/metrics", port=server.metrics_port)[1]
     return sum(float(value) for value in re.findall(rf"^{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE))
+
+
+def settled(server: Server, names: list[str]) -> dict[str, float]:
+    """Return series once the work of earlier tests has been published."""
+    readings = [{}, {name: total(server, name) for name in names}]
+    while readings[-1] != readings[-2]:
+        time.sleep(1.2)  # the stub publishes every 0.5 s
+        readings.append({name: total(server, name) for name in names})
+    return readings[-1]
 
 
 def test_metrics_move_by_exactly_what_was_asked(server: Server, toy_pair: toy.ToyPair) -> None:
@@ -36,7 +46,7 @@ def test_metrics_move_by_exactly_what_was_asked(server: Server, toy_pair: toy.To
         "dspark_inter_token_seconds_count": 3 * len(rounds),
         "nv_llm_output_token_len_count": 3,
     }
-    before = {name: total(server, name) for name in names}
+    before = settled(server, list(names))
     positions = {p: server.metric("dspark_accepted_at_position", position=str(p)) for p in range(1, 8)}
     server.generate_text("a", 80)
     server.generate_text("a", 80, "tensorrt_llm_bls_unary")

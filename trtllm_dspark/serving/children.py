@@ -63,6 +63,18 @@ def kill_tree(process: subprocess.Popen[bytes], *, orphans: Iterable[int] = ()) 
         time.sleep(0.02)
 
 
+def kill_stubs(mark: str, *, timeout_s: float = 5.0) -> None:
+    """SIGKILL every Triton stub whose arguments carry `mark`, whoever its parent is by now, and wait for their end."""
+    pids = [int(name) for name in _entries("/proc") if name.isdigit()]
+    stubs = [pid for pid in pids if mark in (line := command_line(pid)) and "triton_python_backend_stub" in line]
+    for pid in stubs:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + timeout_s
+    while any(process_state(pid) for pid in stubs) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def command_line(pid: int) -> str:
     """Return a process's arguments separated by spaces, or "" when it is gone."""
     try:

@@ -120,6 +120,7 @@ class EngineClient:
 
         Raises:
             EngineUnavailable: there is no engine process now; `on_item` is not called.
+            UnsendableMessage: the fields fit no frame; `on_item` is not called.
         """
         handle = next(self._handles) if handle is None else handle
         message = {"type": "add", "id": handle, "fields": fields, "request_id": request_id}

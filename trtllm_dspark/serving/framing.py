@@ -30,15 +30,33 @@ class ProtocolError(DsparkError):
     """The peer sent something that is not a frame of this protocol; the connection must be closed."""
 
 
+class UnsendableMessage(ProtocolError):
+    """A message of ours fits no frame, and nothing was sent; the connection is as good as before.
+
+    Attributes:
+        code: of the request that asked for it.
+    """
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def pack(message: Message, *, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
     """Serialise one message to a frame.
 
     Raises:
-        ProtocolError: the message is larger than `max_bytes`.
+        UnsendableMessage: the message is larger than `max_bytes`, or holds an integer beyond 64 bits, half a surrogate
+            pair or another value that has no form in a frame.
     """
-    body: bytes = msgpack.packb(message, use_bin_type=True)
+    try:
+        body: bytes = msgpack.packb(message, use_bin_type=True)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise UnsendableMessage(f"a value of the request has no binary form ({error})", code="invalid_value") from error
     if len(body) > max_bytes:
-        raise ProtocolError(f"a message of {len(body)} bytes exceeds the frame limit of {max_bytes} bytes")
+        raise UnsendableMessage(
+            f"a message of {len(body)} bytes exceeds the frame limit of {max_bytes} bytes", code="prompt_too_large"
+        )
     return _LENGTH.pack(len(body)) + body
 
 

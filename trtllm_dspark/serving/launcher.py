@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_dspark.errors import DeviceError
-from trtllm_dspark.serving.children import children_of, command_line, kill_tree, process_state, spawn
+from trtllm_dspark.serving.children import children_of, command_line, kill_stubs, kill_tree, process_state, spawn
 from trtllm_dspark.serving.contract import MODELS
 from trtllm_dspark.serving.engine_watch import EngineWatch
 from trtllm_dspark.serving.front_watch import FrontWatch, check_front_packages
@@ -127,6 +127,7 @@ class Launcher:
         try:
             return self._run(work)
         finally:
+            kill_stubs(self._prefix)
             shutil.rmtree(work, ignore_errors=True)
             remove_shared_memory(self._prefix)
 

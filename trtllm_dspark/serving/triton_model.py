@@ -18,7 +18,7 @@ import triton_python_backend_utils as pb_utils
 from trtllm_dspark.errors import RequestError
 from trtllm_dspark.serving.client import ENGINE_UNAVAILABLE, EngineClient, EngineUnavailable, is_final
 from trtllm_dspark.serving.contract import ModelSpec
-from trtllm_dspark.serving.framing import Message, ProtocolError
+from trtllm_dspark.serving.framing import Message, UnsendableMessage
 from trtllm_dspark.serving.metric_families import MetricPublisher
 from trtllm_dspark.serving.request_fields import ModelRequest, Wanted, parse_tensors
 from trtllm_dspark.serving.responses import Arrays, merge_rows, response_arrays
@@ -209,10 +209,9 @@ class TritonPythonModel:
                     request_id=request_id,
                     group=handles[0],
                 )
-        except (EngineUnavailable, ProtocolError) as error:
+        except (EngineUnavailable, UnsendableMessage) as error:
             self._open.pop(handles[0], None)
-            unavailable = isinstance(error, EngineUnavailable)
-            opened.fail(ENGINE_UNAVAILABLE if unavailable else "prompt_too_large", f"{error}")
+            opened.fail(error.code if isinstance(error, UnsendableMessage) else ENGINE_UNAVAILABLE, f"{error}")
             for handle in handles:
                 self._client.cancel(handle)
 

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from trtllm_dspark.serving.client import ENGINE_UNAVAILABLE, EngineClient, EngineUnavailable, is_final
-from trtllm_dspark.serving.framing import Message, ProtocolError
+from trtllm_dspark.serving.framing import Message, UnsendableMessage
 from trtllm_dspark.serving.openai_front.answers import Answer
 from trtllm_dspark.serving.openai_front.errors import FrontError, error_body, status_of
 from trtllm_dspark.serving.openai_front.schema import FrontRequest, parse_body
@@ -38,9 +38,9 @@ class _Rows:
         except EngineUnavailable as error:
             self.cancel()
             raise FrontError(f"{error}; retry in a few seconds", code=ENGINE_UNAVAILABLE) from error
-        except ProtocolError as error:
+        except UnsendableMessage as error:
             self.cancel()
-            raise FrontError("the request is too large; shorten the prompt", code="prompt_too_large") from error
+            raise FrontError(f"{error}; correct or shorten it", code=error.code) from error
 
     def _callback(self, row: int) -> Any:
         def on_item(item: Message) -> None:
