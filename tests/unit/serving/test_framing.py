@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_dspark.serving.framing import PROTOCOL_VERSION, FrameDecoder, ProtocolError, check_hello, pack
+from trtllm_dspark.serving.framing import (
+    PROTOCOL_VERSION,
+    FrameDecoder,
+    ProtocolError,
+    UnsendableMessage,
+    check_hello,
+    pack,
+)
 
 MESSAGES = st.fixed_dictionaries(
     {"type": st.text(max_size=8)},
@@ -47,8 +54,16 @@ def test_feed_oversized_header_is_refused_before_its_body() -> None:
 
 
 def test_pack_oversized_message_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="exceeds the frame limit"):
+    with pytest.raises(UnsendableMessage, match="exceeds the frame limit") as refused:
         pack({"type": "add", "text": "x" * 100}, max_bytes=50)
+    assert refused.value.code == "prompt_too_large"
+
+
+@pytest.mark.parametrize("value", [2**64, "\ud800", {1, 2}])
+def test_pack_value_without_a_binary_form_is_refused(value: object) -> None:
+    with pytest.raises(UnsendableMessage, match="has no binary form") as refused:
+        pack({"type": "add", "value": value})
+    assert refused.value.code == "invalid_value"
 
 
 @pytest.mark.parametrize(
