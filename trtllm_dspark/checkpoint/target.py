@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trtllm_dspark.checkpoint._tokenizer_check import check_tokenizer
 from trtllm_dspark.checkpoint.gguf_target import load_gguf
 from trtllm_dspark.checkpoint.huggingface import load_huggingface
 from trtllm_dspark.checkpoint.paths import find_models, resolve_path
@@ -25,7 +26,12 @@ def load_target(path: str | Path) -> Checkpoint:
             models = find_models(resolved)
             hint = f"pass {models[0]}" if models else "pass a Hugging Face directory or a .gguf file"
             raise CheckpointError(f"{resolved} has no config.json; {hint}")
-        return load_huggingface(resolved)
+        return _checked(resolved, load_huggingface(resolved))
     if resolved.suffix == ".safetensors":
         raise CheckpointError(f"{resolved} is a weight file; pass its directory, which holds config.json as well")
-    return load_gguf(resolved)
+    return _checked(resolved, load_gguf(resolved))
+
+
+def _checked(path: Path, checkpoint: Checkpoint) -> Checkpoint:
+    check_tokenizer(path, checkpoint)
+    return checkpoint

@@ -77,6 +77,12 @@ class Session:
         self._draft_len = 0 if scheduler is None else scheduler.draft_len
         self._keys = StreamKeys(config, acceptance, engine.limits, draft_len=self._draft_len)
         self._eos_token_ids = tuple(eos_token_ids)
+        for token in self._eos_token_ids:
+            if not 0 <= token < engine.limits.vocab_size:
+                raise ConfigError(
+                    f"end-of-sequence token {token} is outside the vocabulary of {engine.limits.vocab_size} tokens; "
+                    "build the engine with the model's own tokenizer"
+                )
         self._steps = RoundSteps(engine, scheduler, acceptance, self.stats)
         self._batcher: Batcher[ActiveRequest] = Batcher(engine.limits.max_num_tokens)
         self._slots = SlotTable(engine.limits.max_batch_size)

@@ -264,6 +264,12 @@ def test_session_impossible_speculation_is_refused(engine: FakeEngine, speculati
         Session(engine, None, speculation=speculation)
 
 
+@pytest.mark.parametrize("token", [-1, 99_999])
+def test_session_end_token_outside_the_vocabulary_is_refused(token: int) -> None:
+    with pytest.raises(ConfigError, match=f"end-of-sequence token {token} is outside"):
+        Session(FakeEngine(), None, eos_token_ids=(5, token))
+
+
 def test_session_unknown_acceptance_is_refused() -> None:
     with pytest.raises(ConfigError, match="acceptance 'typical'"):
         Session(FakeEngine(), None, acceptance="typical")  # type: ignore[arg-type]
