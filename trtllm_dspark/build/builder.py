@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import platform
-import resource
 import shutil
 from importlib.metadata import version
 from pathlib import Path
@@ -71,10 +70,17 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
         manifest=manifest,
         seconds=clock.seconds,
         errors=errors,
-        # Linux counts in KiB.
-        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_memory_bytes=_peak_memory(),
         kv_cache_bytes=estimate.target_kv_bytes + estimate.drafter_kv_bytes,
     )
+
+
+def _peak_memory() -> int:
+    """Return the largest resident size of this process in bytes (ru_maxrss would begin with the parent's)."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise DeviceError("/proc/self/status has no VmHWM line; builds need Linux with /proc mounted")
 
 
 def _warn_of_memory(plan: BuildPlan) -> None:
