@@ -107,7 +107,8 @@ def main() -> int:
         return 2
     off = Session.open(args.engine_dir, num_threads=args.num_threads)
     tokenizer = off.tokenizer
-    assert tokenizer is not None
+    if tokenizer is None:
+        raise SystemExit("the engine has no tokenizer; build it from a checkpoint that has one")
     messages = [[{"role": "user", "content": prompt.text}] for prompt in read_prompts(args.prompts_file)]
     prompts = [tokenizer.encode_chat(message) for message in messages[:: max(1, len(messages) // args.max_prompts)]]
     decoders = {"llama.cpp": llamacpp(resolve_path(args.gguf), num_threads=args.num_threads, max_seq_len=2048)}

@@ -61,6 +61,8 @@ def test_launch_missing_or_unknown_field_is_refused(library: KernelLibrary) -> N
         library.launch("draft")
     with pytest.raises(ShapeError, match="num_tokens: 1.5 is not a int32"):
         library.launch("kv_append", **_zeros(library, "kv_append", num_tokens=1.5))
+    with pytest.raises(ShapeError, match="scale: 1e[+]39 is not a float32"):
+        library.launch("ragged_attention", **_zeros(library, "ragged_attention", scale=1e39))
 
 
 def test_library_wrong_file_is_refused() -> None:

@@ -20,7 +20,6 @@ _ERRORS = {
     "deadline": ("deadline_exceeded", "the request did not finish before its deadline"),
     "client": ("cancelled", "the client cancelled the request"),
     "disconnected": ("cancelled", "the client is gone"),
-    "slow_client": ("cancelled", "the client does not read its responses"),
 }
 
 

@@ -45,7 +45,6 @@ class Stream:
     arrival: float
     group: int = 0
     deadline: float | None = None
-    priority_key: float = 0.0
     state: StreamState = StreamState.INTAKE
     cancel_reason: str | None = None
     request: GenerationRequest | None = None

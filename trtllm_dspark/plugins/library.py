@@ -95,7 +95,7 @@ class KernelLibrary:
             value = params[name]
             try:
                 struct.pack_into(_FORMATS[field.kind], buffer, field.offset, 0 if value is None else value)
-            except struct.error as error:
+            except (struct.error, OverflowError) as error:
                 raise ShapeError(f"{op}: {name}: {value!r} is not a {field.kind}") from error
         return buffer
 

@@ -266,8 +266,3 @@ MODELS: tuple[ModelSpec, ...] = (
     ModelSpec("tensorrt_llm", token_level=True, decoupled=True),
     ModelSpec("tensorrt_llm_unary", token_level=True, decoupled=False),
 )
-
-
-def model_spec(name: str) -> ModelSpec:
-    """Return the declaration of a published model by name (KeyError for another name)."""
-    return {spec.name: spec for spec in MODELS}[name]
