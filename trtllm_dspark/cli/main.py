@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import logging
 import os
 import sys
@@ -47,9 +48,18 @@ def _help_text() -> str:
     return "usage: trtllm-dspark COMMAND [flags]\n\n" + "\n".join(lines) + "\n\nCOMMAND --help explains its flags.\n"
 
 
+def _prepare_stdout() -> None:
+    """Let stdout take any text, also a closed one: UTF-8 whatever the locale, names of files as their own bytes."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 ok, 2 usage, 3 checkpoint or engine, 4 device or runtime."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _prepare_stdout()
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help_text(), end="")
         return 0 if arguments else 2
@@ -89,6 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whatever the system refuses where no message of ours fits better: a file that may not be read, a full disk.
         where = "" if error.filename is None else f": {error.filename}"
         print(f"trtllm-dspark {name}: {error.strerror or error}{where}", file=sys.stderr)
+        return 4
+    except MemoryError as error:
+        print(f"trtllm-dspark {name}: not enough memory ({error}); free some or lower the limits", file=sys.stderr)
         return 4
     except KeyboardInterrupt:
         print(f"trtllm-dspark {name}: interrupted", file=sys.stderr)

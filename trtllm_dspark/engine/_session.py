@@ -38,6 +38,8 @@ class CachedSession:
         try:
             self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises its own types, all derived from Exception only
+            if "bad_alloc" in str(error):
+                raise DeviceError(f"not enough memory to load {path}; free some") from error
             raise EngineError(
                 f"ONNX Runtime cannot load {path}: {_first_line(error)}; build the engine again"
             ) from error

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 from typing import NoReturn
 
 import pytest
@@ -20,6 +23,33 @@ def test_main_error_of_the_system_is_one_sentence_and_exit_code_4(
     monkeypatch.setattr(inspect, "run", refuse)
     assert main(["inspect", "--engine_dir", "e"]) == 4
     assert capsys.readouterr().err == "trtllm-dspark inspect: Permission denied: model.gguf\n"
+
+
+def test_main_out_of_memory_is_one_sentence_and_exit_code_4(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def exhaust(args: object) -> NoReturn:
+        raise MemoryError("2 TiB")
+
+    monkeypatch.setattr(inspect, "run", exhaust)
+    assert main(["inspect", "--engine_dir", "e"]) == 4
+    assert capsys.readouterr().err.startswith("trtllm-dspark inspect: not enough memory (2 TiB); ")
+
+
+@pytest.mark.parametrize("redirect", ["", ">&-"], ids=["ascii", "closed"])
+def test_main_output_needs_neither_a_utf8_locale_nor_an_open_stdout(redirect: str) -> None:
+    script = (
+        "import sys; from trtllm_dspark.cli import inspect, main; inspect.run = lambda args: print('\\u20ac') or 0\n"
+    )
+    script += "sys.exit(main.main(['inspect', '--engine_dir', 'e']) or sys.stdout.write('\\udcff') - 1)"
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -c "$1" {redirect}', sys.executable, script],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == (b"" if redirect else "\u20ac\n".encode() + b"\xff")
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], 2), (["--help"], 0), (["dance"], 2)])

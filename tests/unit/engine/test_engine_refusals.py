@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 from helpers.tiny_engine import SMALL, TinyEngine, make_engine, small_drafter
 
 from trtllm_dspark.engine import load_engine
+from trtllm_dspark.engine._cache import KvCache
 from trtllm_dspark.engine.base import ContextBatch, TokenBatch
 from trtllm_dspark.errors import ConfigError, DeviceError, EngineError
 
@@ -89,6 +91,22 @@ def test_damaged_graph_is_an_engine_error(tmp_path: Path) -> None:
     (tmp_path / "target.onnx").write_bytes(b"not a graph")
     with pytest.raises(EngineError, match="cannot load"):
         type(tiny.engine)(tmp_path, SMALL, None, tiny.engine.limits)
+
+
+def test_caches_beyond_memory_are_a_device_error() -> None:
+    with pytest.raises(DeviceError, match=r"not enough memory for caches of \d+\.\d GB; build with a smaller"):
+        KvCache(num_layers=1, num_slots=4096, num_kv_heads=8, head_dim=64, length=2**31)
+
+
+def test_graph_beyond_memory_is_a_device_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhaust(*args: object, **options: object) -> None:
+        raise RuntimeError(
+            "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: std::bad_alloc"
+        )
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", exhaust)
+    with pytest.raises(DeviceError, match="not enough memory to load .*target.onnx"):
+        make_engine(tmp_path)
 
 
 def test_load_engine_needs_a_thread(tmp_path: Path) -> None:
