@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import logging
@@ -48,18 +49,42 @@ def _help_text() -> str:
     return "usage: trtllm-dspark COMMAND [flags]\n\n" + "\n".join(lines) + "\n\nCOMMAND --help explains its flags.\n"
 
 
-def _prepare_stdout() -> None:
-    """Let stdout take any text, also a closed one: UTF-8 whatever the locale, names of files as their own bytes."""
+def _prepare_streams() -> None:
+    """Let stdout take any text (UTF-8 in any locale, names of files as their own bytes) and closed streams anything."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
+def _complain(sentence: str) -> None:
+    """Write one line to stderr; a log that cannot be written changes nothing else."""
+    with contextlib.suppress(OSError):
+        print(sentence, file=sys.stderr)
+
+
+def _drop_unwritable_streams() -> None:
+    """Point streams that cannot be written (full disk, closed pipe) at nothing: exit would turn any code into 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 ok, 2 usage, 3 checkpoint or engine, 4 device or runtime."""
+    try:
+        return _run(argv)
+    finally:
+        _drop_unwritable_streams()
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    _prepare_stdout()
+    _prepare_streams()
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help_text(), end="")
         return 0 if arguments else 2
@@ -69,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(version("trtllm-dspark"))
         return 0
     if arguments[0] not in COMMANDS:
-        print(f"trtllm-dspark: unknown command '{arguments[0]}'; see trtllm-dspark --help", file=sys.stderr)
+        _complain(f"trtllm-dspark: unknown command '{arguments[0]}'; see trtllm-dspark --help")
         return 2
     name = arguments[0]
     parser = _Parser(
@@ -87,24 +112,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(arguments[1:])
         log_format = "%(levelname)s %(name)s: %(message)s"
         logging.basicConfig(level=args.log_level.upper(), stream=sys.stderr, format=log_format)
-        return int(module.run(args))
+        code = int(module.run(args))
+        sys.stdout.flush()
+        return code
     except DsparkError as error:
-        print(f"trtllm-dspark {name}: {error}", file=sys.stderr)
+        _complain(f"trtllm-dspark {name}: {error}")
         return error.exit_code
     except BrokenPipeError:
-        # The reader of stdout has gone (`| head`): point stdout at nothing, so that interpreter exit stays quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of stdout has gone (`| head`).
         return 4
     except OSError as error:
         # Whatever the system refuses where no message of ours fits better: a file that may not be read, a full disk.
         where = "" if error.filename is None else f": {error.filename}"
-        print(f"trtllm-dspark {name}: {error.strerror or error}{where}", file=sys.stderr)
+        _complain(f"trtllm-dspark {name}: {error.strerror or error}{where}")
         return 4
     except MemoryError as error:
-        print(f"trtllm-dspark {name}: not enough memory ({error}); free some or lower the limits", file=sys.stderr)
+        _complain(f"trtllm-dspark {name}: not enough memory ({error}); free some or lower the limits")
         return 4
     except KeyboardInterrupt:
-        print(f"trtllm-dspark {name}: interrupted", file=sys.stderr)
+        _complain(f"trtllm-dspark {name}: interrupted")
         return 130
 
 
