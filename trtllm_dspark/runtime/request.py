@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from trtllm_dspark.engine.base import EngineLimits
 from trtllm_dspark.errors import RequestError
 from trtllm_dspark.runtime.sampling_params import SamplingParams
@@ -42,9 +44,9 @@ def check_request(request: Request, limits: EngineLimits) -> None:
         )
     for name, tokens in (("prompt", prompt), ("stop_token_ids", request.params.stop_token_ids)):
         for token in tokens:
-            if not 0 <= token < limits.vocab_size:
+            if type(token) is bool or not isinstance(token, (int, np.integer)) or not 0 <= token < limits.vocab_size:
                 raise RequestError(
-                    f"{name} holds token id {token}, ids run from 0 to {limits.vocab_size - 1}; "
+                    f"{name} holds token id {token!r}, ids run from 0 to {limits.vocab_size - 1}; "
                     "encode with the engine's own tokenizer",
                     code="token_out_of_vocab",
                 )

@@ -229,6 +229,9 @@ def test_submit_twice_is_refused() -> None:
         (Request("x", [1] * 96), "prompt_too_long"),
         (Request("x", [64]), "token_out_of_vocab"),
         (Request("x", [-1]), "token_out_of_vocab"),
+        (Request("x", [1.5]), "token_out_of_vocab"),  # type: ignore[list-item]
+        (Request("x", [True]), "token_out_of_vocab"),
+        (Request("x", "abc"), "token_out_of_vocab"),  # type: ignore[arg-type]
         (Request("x", [1], SamplingParams(stop_token_ids=[64])), "token_out_of_vocab"),
         (Request("x", [1], SamplingParams(stop=["a"])), "invalid_stop"),
         (Request("taken", [1]), "duplicate_request_id"),
