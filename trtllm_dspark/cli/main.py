@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("trtllm_dspark.cli.build", "compile a target and its drafter into an engine directory"),
     "run": ("trtllm_dspark.cli.run", "generate text from prompts"),
     "bench": ("trtllm_dspark.cli.bench", "compare speculation modes on the same prompts"),
+    "profile": ("trtllm_dspark.cli.profile", "measure what the engine's passes cost"),
     "serve": ("trtllm_dspark.cli.serve", "package a Triton model repository and start the server"),
     "build_plugins": ("trtllm_dspark.cli.build_plugins", "compile the CUDA kernels and the TensorRT plugin library"),
     "inspect": ("trtllm_dspark.cli.inspect", "print what an engine directory holds"),

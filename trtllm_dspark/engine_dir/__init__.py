@@ -10,6 +10,7 @@ from trtllm_dspark.engine_dir.manifest import (
     describe_file,
     file_sha256,
 )
+from trtllm_dspark.engine_dir.side_table import read_side_table, write_json, write_side_table
 from trtllm_dspark.engine_dir.staging import StagedDirectory, stage_directory
 
 __all__ = [
@@ -23,5 +24,8 @@ __all__ = [
     "describe_file",
     "file_sha256",
     "open_engine_dir",
+    "read_side_table",
     "stage_directory",
+    "write_json",
+    "write_side_table",
 ]

@@ -49,6 +49,13 @@ class Fields:
             raise EngineError(f"{self.where}: field '{name}' must be a list of integers; build the engine again")
         return tuple(values)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Read a list of numbers."""
+        values = self._get(name, (list,), "a list of numbers")
+        if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+            raise EngineError(f"{self.where}: field '{name}' must be a list of numbers; make the file again")
+        return tuple(float(value) for value in values)
+
     def optional_integer(self, name: str) -> int | None:
         """Read an integer or null."""
         return None if self.is_null(name) else self.integer(name)

@@ -178,6 +178,7 @@ class RoundSteps:
             caps=draft.caps,
             confidence=draft.confidence,
             token_budget=token_budget,
+            depth=sum(request.num_cached for request in requests) // len(requests),
         )
 
     def verify(self, requests: list[ActiveRequest], draft: Draft | None, verify_len: IntArray) -> DecodePass | None:

@@ -18,11 +18,12 @@ from trtllm_dspark.runtime.commit import commit, end_request
 from trtllm_dspark.runtime.outputs import FinishReason, RequestOutput
 from trtllm_dspark.runtime.request import Request, check_request
 from trtllm_dspark.runtime.round import DecodePass, PrefillPass, RoundSteps
+from trtllm_dspark.runtime.scheduling import load_cost_table, make_scheduler
 from trtllm_dspark.runtime.slots import SlotTable
 from trtllm_dspark.runtime.stats import SessionStats
 from trtllm_dspark.runtime.stream_keys import StreamKeys
 from trtllm_dspark.runtime.tokenizer import Tokenizer
-from trtllm_dspark.speculation import PrefixScheduler, SpeculationConfig, measure_cost_table
+from trtllm_dspark.speculation import CostTable, SpeculationConfig
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Session:
         acceptance: `rejection` (standard speculative sampling) or `coupled` (a seed gives the same text whatever else
             is in the batch and whatever is verified). Greedy requests compare argmaxes in both.
         eos_token_ids: tokens that end a request; None = the tokenizer's.
+        cost_table: times of the engine's passes; None = measured when `speculation` needs them.
 
     Raises:
         ConfigError: the engine cannot speculate as asked.
@@ -62,17 +64,19 @@ class Session:
         speculation: SpeculationConfig | str = "off",
         acceptance: AcceptanceMode = "rejection",
         eos_token_ids: Iterable[int] | None = None,
+        cost_table: CostTable | None = None,
     ) -> None:
         if acceptance not in ("rejection", "coupled"):
             raise ConfigError(f"acceptance '{acceptance}' is not known; use rejection or coupled")
         config = SpeculationConfig.parse(speculation) if isinstance(speculation, str) else speculation
-        scheduler = _make_scheduler(engine, config)
+        scheduler = make_scheduler(engine, config, cost_table)
         if eos_token_ids is None:
             eos_token_ids = () if tokenizer is None else tokenizer.eos_token_ids
         self.speculation = config
         self.acceptance = acceptance
         self.stats = SessionStats(engine.limits.max_draft_len)
         self._engine = engine
+        self._cost_table = cost_table if scheduler is None else scheduler.cost_table
         self._tokenizer = tokenizer
         self._draft_len = 0 if scheduler is None else scheduler.draft_len
         self._keys = StreamKeys(config, acceptance, engine.limits, draft_len=self._draft_len)
@@ -110,8 +114,14 @@ class Session:
 
         engine = load_engine(engine_dir, num_threads=num_threads)
         try:
-            tokenizer = Tokenizer.open(open_engine_dir(engine_dir, verify_hashes=False))
-            return Session(engine, tokenizer, speculation=speculation, acceptance=acceptance)
+            directory = open_engine_dir(engine_dir, verify_hashes=False)
+            return Session(
+                engine,
+                Tokenizer.open(directory),
+                speculation=speculation,
+                acceptance=acceptance,
+                cost_table=load_cost_table(directory, num_threads=num_threads),
+            )
         except BaseException:
             engine.close()
             raise
@@ -124,6 +134,7 @@ class Session:
             speculation=speculation,
             acceptance=self.acceptance,
             eos_token_ids=self._eos_token_ids,
+            cost_table=self._cost_table,
         )
 
     def close(self) -> None:
@@ -134,6 +145,11 @@ class Session:
     def limits(self) -> EngineLimits:
         """Shapes the engine was built for."""
         return self._engine.limits
+
+    @property
+    def cost_table(self) -> CostTable | None:
+        """Times the session knows; None where its speculation needs none and none were given."""
+        return self._cost_table
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -304,20 +320,3 @@ class Session:
             del self._requests[request.request.request_id]
             reason = output.finish_reason or ""
             self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
-
-
-def _make_scheduler(engine: Engine, config: SpeculationConfig) -> PrefixScheduler | None:
-    if config.mode == "off":
-        return None
-    if not engine.limits.has_drafter:
-        raise ConfigError(
-            f"speculation '{config}' needs a drafter and this engine has none; "
-            "use speculation 'off' or build with --draft_checkpoint"
-        )
-    if config.needs_confidence and not engine.heads.has_confidence:
-        raise ConfigError(
-            f"speculation '{config}' needs a confidence head and this drafter has none; use 'fixed' or 'off'"
-        )
-    gamma = engine.limits.max_draft_len
-    table = measure_cost_table(engine, draft_len=gamma) if config.needs_cost_table else None
-    return PrefixScheduler(config, max_draft_len=gamma, cost_table=table)

@@ -2,103 +2,191 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trtllm_dspark.engine.base import Engine, FloatArray, TokenBatch
+from trtllm_dspark.engine.base import FloatArray
 from trtllm_dspark.errors import ConfigError
 
-MEASURE_DEPTH = 128
-REPEATS = 5
+FLAT_RATIO = 1.02
+"""A table whose largest pass costs less than this times its smallest says nothing."""
+INVERTED_RATIO = 0.9
+"""More tokens at less than this share of the cost are no noise."""
+Reals = NDArray[np.float64]
+
+
+class VerifyShape(NamedTuple):
+    """Shape of a target pass: R requests, T tokens, tokens of the longest row, tokens cached before each row."""
+
+    num_requests: int
+    num_tokens: int
+    longest_row: int
+    depth: int
+
+
+class DraftShape(NamedTuple):
+    """Shape of a draft: R requests, tokens of context of each."""
+
+    num_requests: int
+    depth: int
 
 
 @dataclass(frozen=True)
 class CostTable:
     """Times of verify and draft passes.
 
+    Tokens of a round spread over its rows in many ways, and a padded pass costs by its longest row too. Two ways are
+    measured: all rows equal, and one row grown to a whole block before the next one. A round lies between them; the
+    curve that schedules read is their mean.
+
     Attributes:
-        verify_us: (num_requests, num_tokens) -> microseconds of a target pass over them.
-        draft_us: num_requests -> microseconds of one drafter block.
+        verify_us: microseconds of a target pass by shape.
+        draft_us: microseconds of absorbing one token a request, a drafter block, the chain and the confidences.
     """
 
-    verify_us: Mapping[tuple[int, int], float]
-    draft_us: Mapping[int, float]
+    verify_us: Mapping[VerifyShape, float]
+    draft_us: Mapping[DraftShape, float]
 
-    def step_time_us(self, num_requests: int, max_tokens: int) -> FloatArray:
+    def step_time_us(self, num_requests: int, max_tokens: int, *, depth: int = 0) -> FloatArray:
         """Return [max_tokens + 1] float32 microseconds of a pass over B tokens; entry 0 is unused.
 
-        Between measured shapes the nearest measured number of requests not below `num_requests` counts (else the
-        largest), interpolated over tokens and made monotone.
+        The nearest measured number of requests not below `num_requests` counts (else the largest). Between measured
+        tokens and depths times are interpolated, beyond the last they go on at the last slope. Never falling.
+
+        Args:
+            num_requests: R.
+            max_tokens: largest B.
+            depth: tokens cached before each row, on average.
 
         Raises:
             ConfigError: the table is empty.
         """
-        counts = sorted({requests for requests, _ in self.verify_us})
-        if not counts:
+        row = _row((shape.num_requests for shape in self.verify_us), num_requests)
+        if row is None:
             raise ConfigError("the cost table has no verify times; measure the engine again")
-        row = next((count for count in counts if count >= num_requests), counts[-1])
-        points = sorted((tokens, us) for (requests, tokens), us in self.verify_us.items() if requests == row)
-        known = np.array(points, np.float64)
-        tokens = np.arange(max_tokens + 1)
-        times = np.interp(tokens, known[:, 0], known[:, 1])
-        if len(known) > 1:
-            # Beyond the last measured point a pass goes on growing at the last slope.
-            slope = max(0.0, (known[-1, 1] - known[-2, 1]) / (known[-1, 0] - known[-2, 0]))
-            times = np.where(tokens > known[-1, 0], known[-1, 1] + slope * (tokens - known[-1, 0]), times)
-        return np.maximum.accumulate(times).astype(np.float32)
+        depths = sorted({shape.depth for shape in self.verify_us if shape.num_requests == row})
+        curves = np.stack([self._curve(row, measured, max_tokens) for measured in depths])
+        return np.maximum.accumulate(_between(depths, curves, depth)).astype(np.float32)
 
-    def draft_time_us(self, num_requests: int) -> float:
-        """Return microseconds of one drafter block over `num_requests` requests."""
-        counts = sorted(self.draft_us)
-        if not counts:
+    def draft_time_us(self, num_requests: int, *, depth: int = 0) -> float:
+        """Return microseconds of drafting one block for each of `num_requests` requests."""
+        row = _row((shape.num_requests for shape in self.draft_us), num_requests)
+        if row is None:
             return 0.0
-        return self.draft_us[next((count for count in counts if count >= num_requests), counts[-1])]
+        points = sorted((shape.depth, us) for shape, us in self.draft_us.items() if shape.num_requests == row)
+        times = np.array([us for _, us in points])
+        return float(_between([measured for measured, _ in points], times, depth))
+
+    def _curve(self, num_requests: int, depth: int, max_tokens: int) -> Reals:
+        """Return [max_tokens + 1] microseconds at a measured number of requests and depth."""
+        shapes = [s for s in self.verify_us if s.num_requests == num_requests and s.depth == depth]
+        even = [s for s in shapes if is_even(s)]
+        grown = [s for s in shapes if is_grown(s, max(shape.longest_row for shape in shapes))]
+        tokens = np.arange(max_tokens + 1)
+        curves = np.stack([_extended(self.verify_us, chain, tokens) for chain in (even, grown) if chain])
+        return np.asarray(curves.mean(axis=0), np.float64)
 
 
-def measure_cost_table(engine: Engine, *, draft_len: int) -> CostTable:
-    """Time the engine's passes while it is idle: medians of a few repeats a shape.
+def is_even(shape: VerifyShape) -> bool:
+    """Tell whether all rows of a shape are equally long, as near as the tokens allow."""
+    return shape.longest_row == -(-shape.num_tokens // shape.num_requests)
 
-    Slots are overwritten, so no request may be active.
+
+def is_grown(shape: VerifyShape, width: int) -> bool:
+    """Tell whether tokens fill one row up to `width` before the next."""
+    return shape.longest_row == min(width, shape.num_tokens - shape.num_requests + 1)
+
+
+def check_cost_table(table: CostTable) -> None:
+    """Refuse times that must not decide anything.
+
+    Raises:
+        ConfigError: more tokens take clearly less time, or the largest pass takes no more than the smallest.
     """
-    limits = engine.limits
-    counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128, 256) if count < limits.max_batch_size]
-    counts.append(limits.max_batch_size)
-    depth = max(0, min(MEASURE_DEPTH, limits.max_seq_len - draft_len - 1))
-    verify: dict[tuple[int, int], float] = {}
-    draft: dict[int, float] = {}
-    for count in counts:
-        lengths = sorted({1, 2, 4, draft_len + 1} & set(range(1, draft_len + 2)))
-        for length in lengths:
-            if count * length <= limits.max_num_tokens:
-                verify[count, count * length] = _time_verify(engine, count, length, depth)
-        draft[count] = _time_draft(engine, count, depth)
+    verify = table.verify_us
+    for chain in _chains(verify):
+        first, last = verify[chain[0]], verify[chain[-1]]
+        if last < first * INVERTED_RATIO:
+            raise ConfigError(
+                f"the measured cost is inverted: {chain[-1].num_tokens} tokens of {chain[0].num_requests} requests "
+                f"took {last:.0f} us, {chain[0].num_tokens} took {first:.0f} us; "
+                "measure again while the machine is idle"
+            )
+    shallow = [shape for shape in verify if shape.depth == min(other.depth for other in verify)]
+    low, high = (pick(shallow, key=lambda s: (s.num_tokens, s.num_requests)) for pick in (min, max))
+    if low != high and verify[high] < verify[low] * FLAT_RATIO:
+        raise ConfigError(
+            f"the measured cost is flat: {high.num_tokens} tokens took {verify[high]:.0f} us, "
+            f"{low.num_tokens} took {verify[low]:.0f} us; measure again while the machine is idle"
+        )
+
+
+def make_monotone(table: CostTable) -> CostTable:
+    """Return the table with times that never fall as tokens are added (drafts: requests), nearest in least squares."""
+    verify = dict(table.verify_us)
+    # A shape in two chains is fitted in each in turn; the curve that schedules read is made monotone once more.
+    for chain in _chains(verify):
+        verify.update(zip(chain, isotonic([verify[shape] for shape in chain]), strict=True))
+    draft = dict(table.draft_us)
+    for depth in {shape.depth for shape in draft}:
+        row = sorted(shape for shape in draft if shape.depth == depth)
+        draft.update(zip(row, isotonic([draft[shape] for shape in row]), strict=True))
     return CostTable(verify, draft)
 
 
-def _time_verify(engine: Engine, count: int, length: int, depth: int) -> float:
-    total = count * length
-    batch = TokenBatch(
-        token_ids=np.zeros(total, np.int64),
-        row_lens=np.full(count, length, np.int64),
-        write_indices=np.full(count, depth, np.int64),
-        logit_rows=np.arange(total, dtype=np.int64),
-    )
-    return _median_us(lambda: engine.verify(batch))
+def isotonic(values: list[float]) -> list[float]:
+    """Return the never falling sequence nearest to `values` in least squares (pool adjacent violators)."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while blocks and blocks[-1][0] > mean:
+            before, size = blocks.pop()
+            mean, count = (before * size + mean * count) / (size + count), size + count
+        blocks.append((mean, count))
+    return [mean for mean, count in blocks for _ in range(count)]
 
 
-def _time_draft(engine: Engine, count: int, depth: int) -> float:
-    anchors, positions = np.zeros(count, np.int64), np.full(count, depth, np.int64)
-    return _median_us(lambda: engine.draft_block(anchors, positions))
+def _chains(shapes: Iterable[VerifyShape]) -> list[list[VerifyShape]]:
+    """Return shapes in the order in which each costs at least what the one before it does: more tokens, same R."""
+    groups: dict[tuple[int, int], list[VerifyShape]] = {}
+    for shape in shapes:
+        groups.setdefault((shape.num_requests, shape.depth), []).append(shape)
+    chains = []
+    for group in groups.values():
+        width = max(shape.longest_row for shape in group)
+        chains.append(sorted(shape for shape in group if is_even(shape)))
+        grown = sorted(shape for shape in group if is_grown(shape, width))
+        if len(grown) > 1:
+            chains.append(grown)
+    return chains
 
 
-def _median_us(call: Callable[[], object]) -> float:
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        call()
-        times.append((time.perf_counter() - start) * 1e6)
-    return statistics.median(times)
+def _extended(times: Mapping[VerifyShape, float], chain: list[VerifyShape], tokens: NDArray[np.int64]) -> Reals:
+    """Interpolate a chain over tokens, and go on at its last slope."""
+    known = np.array(sorted((shape.num_tokens, times[shape]) for shape in chain), np.float64)
+    curve = np.interp(tokens, known[:, 0], known[:, 1])
+    if len(known) > 1:
+        slope = max(0.0, (known[-1, 1] - known[-2, 1]) / (known[-1, 0] - known[-2, 0]))
+        curve = np.where(tokens > known[-1, 0], known[-1, 1] + slope * (tokens - known[-1, 0]), curve)
+    return curve
+
+
+def _row(measured: Iterable[int], num_requests: int) -> int | None:
+    counts = sorted(set(measured))
+    return next((count for count in counts if count >= num_requests), counts[-1] if counts else None)
+
+
+def _between(depths: list[int], values: Reals, depth: int) -> Reals:
+    """Interpolate `values` [D, ...] of ascending depths; go on at the last slope, stay level before the first."""
+    if len(depths) == 1 or depth <= depths[0]:
+        return np.asarray(values[0], np.float64)
+    upper = next((index for index, measured in enumerate(depths) if measured >= depth), len(depths) - 1)
+    lower = upper - 1
+    share = (depth - depths[lower]) / (depths[upper] - depths[lower])
+    rise = values[upper] - values[lower]
+    # A pass does not get cheaper with more context: a fall is noise, and must not be carried on.
+    return np.asarray(values[lower] + share * (np.maximum(rise, 0) if share > 1 else rise), np.float64)

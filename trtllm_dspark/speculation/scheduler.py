@@ -44,7 +44,7 @@ class PrefixScheduler:
             raise ConfigError(f"speculation '{config}' needs a cost table; measure the engine first")
         self.config = config
         self.draft_len = max_draft_len if config.draft_len is None else config.draft_len
-        self._cost_table = cost_table
+        self.cost_table = cost_table
         self._past: deque[dict[Hashable, FloatArray]] = deque(maxlen=STALE_ROUNDS)
         self._warned: set[str] = set()
 
@@ -55,6 +55,7 @@ class PrefixScheduler:
         caps: IntArray,
         confidence: FloatArray | None,
         token_budget: int,
+        depth: int = 0,
     ) -> IntArray:
         """Return [R] int64 drafts to verify, 0..caps.
 
@@ -63,12 +64,14 @@ class PrefixScheduler:
             caps: [R] int64, most drafts of each request; 0 for one that does not draft.
             confidence: [R, draft_len] float32, None in modes that need none.
             token_budget: drafts that fit into the round.
+            depth: tokens cached before each row, on average.
         """
         config, num_requests = self.config, len(requests)
         step_time = fixed_time = None
-        if self._cost_table is not None and config.needs_cost_table:
-            step_time = self._cost_table.step_time_us(num_requests, num_requests * (1 + self.draft_len))
-            fixed_time = self._cost_table.draft_time_us(num_requests)
+        if self.cost_table is not None and config.needs_cost_table:
+            most = num_requests * (1 + self.draft_len)
+            step_time = self.cost_table.step_time_us(num_requests, most, depth=depth)
+            fixed_time = self.cost_table.draft_time_us(num_requests, depth=depth)
         schedule = _core.schedule_prefixes(
             config.mode,  # type: ignore[arg-type]
             num_requests=num_requests,

@@ -1,0 +1,110 @@
+"""`profile` on the toy pair, and sessions that read what it wrote."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from trtllm_dspark.cli import profile
+from trtllm_dspark.cli.main import main
+from trtllm_dspark.engine import Engine
+from trtllm_dspark.engine.device import cpu_name
+from trtllm_dspark.engine_dir import open_engine_dir
+from trtllm_dspark.runtime import Session
+from trtllm_dspark.speculation import CostTable
+from trtllm_dspark.speculation.cost_table import DraftShape, VerifyShape
+from trtllm_dspark.speculation.cost_table_file import StoredCostTable, read_cost_table, write_cost_table
+
+RISING = CostTable(
+    {VerifyShape(1, tokens, tokens, 128): 100.0 + 50 * tokens for tokens in (1, 2, 4, 8)}, {DraftShape(1, 128): 20.0}
+)
+
+
+@pytest.fixture
+def engine_dir(toy_engine_dir: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(toy_engine_dir, tmp_path / "engine"))
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, table: CostTable) -> None:
+    """Make `profile` find these times: those of an engine this small are noise."""
+
+    def measure(engine: Engine, *, quick: bool, progress: object) -> CostTable:
+        return table
+
+    monkeypatch.setattr(profile, "measure_cost_table", measure)
+
+
+def test_profile_writes_a_table_that_fits_the_engine(
+    engine_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(profile, "check_cost_table", lambda table: None)
+    assert main(["profile", "--engine_dir", str(engine_dir), "--quick", "--num_threads", "1"]) == 0
+    out = capsys.readouterr().out
+    stored = read_cost_table(open_engine_dir(engine_dir))
+    assert stored is not None
+    assert (stored.device, stored.num_threads) == (cpu_name(), 1)
+    assert {shape.num_requests for shape in stored.table.verify_us} == {1, 2, 4}
+    assert {shape.depth for shape in stored.table.verify_us} == {128}
+    assert str(engine_dir / "cost_table.json") in out
+    assert "4 requests, 128 cached" in out
+    assert main(["inspect", "--engine_dir", str(engine_dir)]) == 0
+    assert "belongs to another" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("last", [80.0, 100.0])
+def test_profile_flat_or_inverted_times_write_nothing(
+    engine_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], last: float
+) -> None:
+    measured(monkeypatch, CostTable({VerifyShape(1, 1, 1, 0): 100.0, VerifyShape(1, 8, 8, 0): last}, {}))
+    assert main(["profile", "--engine_dir", str(engine_dir)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "measure again while the machine is idle" in captured.err.splitlines()[-1]
+    assert not (engine_dir / "cost_table.json").exists()
+
+
+def test_session_uses_the_stored_table_and_says_so(engine_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_cost_table(open_engine_dir(engine_dir), StoredCostTable(RISING, cpu_name(), 1))
+    caplog.set_level(logging.INFO)
+    session = Session.open(engine_dir, num_threads=1, speculation="early_stop")
+    session.close()
+    assert "pass times come from" in caplog.text
+    assert "measuring" not in caplog.text
+    assert session.cost_table == RISING
+    assert session.sibling(speculation="stale_topk").cost_table == RISING
+
+
+@pytest.mark.parametrize(("device", "threads"), [("another processor", 1), (cpu_name(), 2)])
+def test_session_measures_anew_where_the_table_was_measured_elsewhere(
+    engine_dir: Path, caplog: pytest.LogCaptureFixture, device: str, threads: int
+) -> None:
+    write_cost_table(open_engine_dir(engine_dir), StoredCostTable(RISING, device, threads))
+    caplog.set_level(logging.INFO)
+    session = Session.open(engine_dir, num_threads=1, speculation="early_stop")
+    session.close()
+    assert f"was measured on {device} with {threads} threads" in caplog.text
+    assert "measuring the engine once" in caplog.text
+    assert session.cost_table is not None
+    assert session.cost_table != RISING
+
+
+def test_session_that_needs_no_times_measures_and_reads_none(
+    engine_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    session = Session.open(engine_dir, num_threads=1, speculation="threshold")
+    session.close()
+    assert session.cost_table is None
+    assert "measuring" not in caplog.text
+
+
+def test_run_table_of_another_engine_is_exit_code_3(engine_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_cost_table(open_engine_dir(engine_dir), StoredCostTable(RISING, cpu_name(), 2))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"engine_hash": "f" * 64}))
+    flags = ["--prompt", "a", "--speculation", "early_stop", "--max_tokens", "3"]
+    assert main(["run", "--engine_dir", str(engine_dir), *flags]) == 3
+    assert "belongs to another engine" in capsys.readouterr().err

@@ -1,0 +1,62 @@
+"""`trtllm-dspark profile`: measure what the engine's passes cost, for the modes that schedule by cost."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from trtllm_dspark.cli._tables import print_table
+from trtllm_dspark.engine import Engine, load_engine
+from trtllm_dspark.engine.device import cpu_name
+from trtllm_dspark.engine_dir import open_engine_dir
+from trtllm_dspark.speculation import CostTable, measure_cost_table
+from trtllm_dspark.speculation.cost_table import check_cost_table, make_monotone
+from trtllm_dspark.speculation.cost_table_file import StoredCostTable, write_cost_table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.add_argument("--engine_dir", type=Path, required=True, help="the --output_dir of a build")
+    parser.add_argument(
+        "--num_threads", type=int, default=2, metavar="N", help="CPU threads of a pass; a table counts for this number"
+    )
+    parser.add_argument("--quick", action="store_true", help="one context depth and fewer lengths")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, write `cost_table.json` and print what was found."""
+    directory = open_engine_dir(args.engine_dir)
+    engine = load_engine(args.engine_dir, num_threads=args.num_threads, verify_hashes=False)
+    try:
+        table = _measure(engine, quick=args.quick)
+    finally:
+        engine.close()
+    check_cost_table(table)
+    table = make_monotone(table)
+    stored = StoredCostTable(table, cpu_name(), args.num_threads)
+    path = write_cost_table(directory, stored)
+    print_table([("cost table", str(path)), ("device", f"{stored.device}, {args.num_threads} threads"), *_rows(table)])
+    return 0
+
+
+def _measure(engine: Engine, *, quick: bool) -> CostTable:
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("measuring", total=None)
+        return measure_cost_table(
+            engine, quick=quick, progress=lambda done, total: bar.update(task, completed=done, total=total)
+        )
+
+
+def _rows(table: CostTable) -> list[tuple[str, str]]:
+    """Return one row a number of requests and depth: draft time, and verify time of one token to a whole block each."""
+    rows = []
+    for count, depth in sorted({(shape.num_requests, shape.depth) for shape in table.verify_us}):
+        times = {s.num_tokens: us for s, us in table.verify_us.items() if (s.num_requests, s.depth) == (count, depth)}
+        verify = ", ".join(f"{tokens} {us / 1e3:.1f}" for tokens, us in sorted(times.items()))
+        draft = f"; draft {table.draft_time_us(count, depth=depth) / 1e3:.1f} ms" if table.draft_us else ""
+        rows.append((f"{count} requests, {depth} cached", f"verify tokens and ms: {verify}{draft}"))
+    return rows

@@ -1,0 +1,71 @@
+"""What a session needs to schedule drafts: a scheduler that fits the engine, and the engine's tables."""
+
+from __future__ import annotations
+
+import logging
+
+from trtllm_dspark.engine.base import Engine
+from trtllm_dspark.engine.device import cpu_name
+from trtllm_dspark.engine_dir import EngineDirectory
+from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.speculation import CostTable, PrefixScheduler, SpeculationConfig, measure_cost_table
+from trtllm_dspark.speculation.cost_table import check_cost_table, make_monotone
+from trtllm_dspark.speculation.cost_table_file import COST_TABLE_FILE, read_cost_table
+
+logger = logging.getLogger(__name__)
+
+
+def make_scheduler(engine: Engine, config: SpeculationConfig, cost_table: CostTable | None) -> PrefixScheduler | None:
+    """Return the scheduler of a session, None for plain decoding; measure an idle engine when its times are needed.
+
+    Raises:
+        ConfigError: the engine cannot speculate as asked.
+    """
+    if config.mode == "off":
+        return None
+    if not engine.limits.has_drafter:
+        raise ConfigError(
+            f"speculation '{config}' needs a drafter and this engine has none; "
+            "use speculation 'off' or build with --draft_checkpoint"
+        )
+    if config.needs_confidence and not engine.heads.has_confidence:
+        raise ConfigError(
+            f"speculation '{config}' needs a confidence head and this drafter has none; use 'fixed' or 'off'"
+        )
+    gamma = engine.limits.max_draft_len
+    if config.needs_cost_table and cost_table is None:
+        logger.info("no cost table: measuring the engine once; trtllm-dspark profile keeps the result")
+        cost_table = _measure(engine)
+    return PrefixScheduler(config, max_draft_len=gamma, cost_table=cost_table)
+
+
+def _measure(engine: Engine) -> CostTable:
+    table = measure_cost_table(engine, quick=True)
+    try:
+        check_cost_table(table)
+    except ConfigError as error:
+        logger.warning("%s; these times are used until then", error)
+    return make_monotone(table)
+
+
+def load_cost_table(directory: EngineDirectory, *, num_threads: int) -> CostTable | None:
+    """Return the engine's stored times, None where there are none or they were measured under other conditions.
+
+    Raises:
+        EngineError: the file is damaged, of another version or of another engine.
+    """
+    stored = read_cost_table(directory)
+    if stored is None:
+        return None
+    if (stored.device, stored.num_threads) != (cpu_name(), num_threads):
+        logger.warning(
+            "%s was measured on %s with %d threads, this is %s with %d: not used; profile again",
+            COST_TABLE_FILE,
+            stored.device,
+            stored.num_threads,
+            cpu_name(),
+            num_threads,
+        )
+        return None
+    logger.info("pass times come from %s", directory.path / COST_TABLE_FILE)
+    return stored.table
