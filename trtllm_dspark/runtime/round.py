@@ -19,6 +19,8 @@ from trtllm_dspark.runtime.active import ActiveRequest
 from trtllm_dspark.runtime.batcher import PromptChunk
 from trtllm_dspark.runtime.sampling import SamplingCache
 from trtllm_dspark.runtime.stats import SessionStats
+from trtllm_dspark.speculation.calibration import Calibration
+from trtllm_dspark.speculation.recorder import ConfidenceRecorder
 from trtllm_dspark.speculation.scheduler import PrefixScheduler
 
 P = ParamSpec("P")
@@ -108,13 +110,29 @@ class RoundSteps:
         scheduler: None decodes plainly.
         acceptance: `rejection` or `coupled`; greedy requests compare argmaxes in both.
         stats: session counters to add to.
+        calibration: applied to the confidences; None = as the head gives them.
+        recorder: told of every round's confidences and accepted lengths.
     """
 
-    def __init__(self, engine: Engine, scheduler: PrefixScheduler | None, acceptance: Any, stats: SessionStats) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: PrefixScheduler | None,
+        acceptance: Any,
+        stats: SessionStats,
+        *,
+        calibration: Calibration | None = None,
+        recorder: ConfidenceRecorder | None = None,
+    ) -> None:
         self._engine = engine
         self._scheduler = scheduler
         self._acceptance = acceptance
         self._stats = stats
+        self._recorder = recorder
+        self._temperature: FloatArray | None = None
+        self._bias: FloatArray | None = None
+        if scheduler is not None and calibration is not None:
+            self._temperature, self._bias = calibration.arrays(scheduler.draft_len)
         self._sampling = SamplingCache()
         self._draft_sampling = SamplingCache()
 
@@ -152,8 +170,16 @@ class RoundSteps:
         )
         tokens = result.tokens
         confidence = None
-        if scheduler.config.needs_confidence:
-            confidence = self._in_core(_core.confidence, self._engine.heads, block.hidden, anchors, tokens)
+        if scheduler.config.needs_confidence or self._recorder is not None:
+            confidence = self._in_core(
+                _core.confidence,
+                self._engine.heads,
+                block.hidden,
+                anchors,
+                tokens,
+                temperature=self._temperature,
+                bias=self._bias,
+            )
         status = result.status.tolist()
         limits = [min(cap, scheduler.draft_len) for cap in caps]
         for row in range(first, last):
@@ -228,7 +254,17 @@ class RoundSteps:
                 decode.requests, decode.output.logits, decode.verify_len, decode.positions, decode.draft
             )
             emitted += _with_features(decode, chosen)
+            self._record(decode, chosen)
         return emitted
+
+    def _record(self, decode: DecodePass, chosen: list[tuple[ActiveRequest, Choice]]) -> None:
+        draft = decode.draft
+        if self._recorder is None or draft is None or draft.confidence is None:
+            return
+        # Before stops cut them: a draft behind a stop was right or wrong all the same.
+        accepted = np.array([len(choice.tokens) - 1 for _, choice in chosen], np.int64)
+        usable = (draft.rows >= 0) & (accepted >= 0)
+        self._recorder.record(draft.confidence[usable], decode.verify_len[usable], accepted[usable])
 
     def _decide(
         self,

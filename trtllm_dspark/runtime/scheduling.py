@@ -8,7 +8,8 @@ from trtllm_dspark.engine.base import Engine
 from trtllm_dspark.engine.device import cpu_name
 from trtllm_dspark.engine_dir import EngineDirectory
 from trtllm_dspark.errors import ConfigError
-from trtllm_dspark.speculation import CostTable, PrefixScheduler, SpeculationConfig, measure_cost_table
+from trtllm_dspark.speculation import Calibration, CostTable, PrefixScheduler, SpeculationConfig, measure_cost_table
+from trtllm_dspark.speculation.calibration_file import CALIBRATION_FILE, read_calibration
 from trtllm_dspark.speculation.cost_table import check_cost_table, make_monotone
 from trtllm_dspark.speculation.cost_table_file import COST_TABLE_FILE, read_cost_table
 
@@ -69,3 +70,15 @@ def load_cost_table(directory: EngineDirectory, *, num_threads: int) -> CostTabl
         return None
     logger.info("pass times come from %s", directory.path / COST_TABLE_FILE)
     return stored.table
+
+
+def load_calibration(directory: EngineDirectory) -> Calibration | None:
+    """Return the engine's stored calibration, None where it has none.
+
+    Raises:
+        EngineError: the file is damaged, of another version or of another engine.
+    """
+    calibration = read_calibration(directory)
+    if calibration is not None:
+        logger.info("confidences are calibrated by %s", directory.path / CALIBRATION_FILE)
+    return calibration

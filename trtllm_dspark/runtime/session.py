@@ -18,12 +18,12 @@ from trtllm_dspark.runtime.commit import commit, end_request
 from trtllm_dspark.runtime.outputs import FinishReason, RequestOutput
 from trtllm_dspark.runtime.request import Request, check_request
 from trtllm_dspark.runtime.round import DecodePass, PrefillPass, RoundSteps
-from trtllm_dspark.runtime.scheduling import load_cost_table, make_scheduler
+from trtllm_dspark.runtime.scheduling import load_calibration, load_cost_table, make_scheduler
 from trtllm_dspark.runtime.slots import SlotTable
 from trtllm_dspark.runtime.stats import SessionStats
 from trtllm_dspark.runtime.stream_keys import StreamKeys
 from trtllm_dspark.runtime.tokenizer import Tokenizer
-from trtllm_dspark.speculation import CostTable, SpeculationConfig
+from trtllm_dspark.speculation import Calibration, ConfidenceRecorder, CostTable, SpeculationConfig
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class Session:
             is in the batch and whatever is verified). Greedy requests compare argmaxes in both.
         eos_token_ids: tokens that end a request; None = the tokenizer's.
         cost_table: times of the engine's passes; None = measured when `speculation` needs them.
+        calibration: of the confidence head; None = confidences as the head gives them.
+        recorder: told of every round's confidences and accepted lengths.
 
     Raises:
         ConfigError: the engine cannot speculate as asked.
@@ -65,6 +67,8 @@ class Session:
         acceptance: AcceptanceMode = "rejection",
         eos_token_ids: Iterable[int] | None = None,
         cost_table: CostTable | None = None,
+        calibration: Calibration | None = None,
+        recorder: ConfidenceRecorder | None = None,
     ) -> None:
         if acceptance not in ("rejection", "coupled"):
             raise ConfigError(f"acceptance '{acceptance}' is not known; use rejection or coupled")
@@ -87,7 +91,8 @@ class Session:
                     f"end-of-sequence token {token} is outside the vocabulary of {engine.limits.vocab_size} tokens; "
                     "build the engine with the model's own tokenizer"
                 )
-        self._steps = RoundSteps(engine, scheduler, acceptance, self.stats)
+        self._calibration = calibration
+        self._steps = RoundSteps(engine, scheduler, acceptance, self.stats, calibration=calibration, recorder=recorder)
         self._batcher: Batcher[ActiveRequest] = Batcher(engine.limits.max_num_tokens)
         self._slots = SlotTable(engine.limits.max_batch_size)
         self._requests: dict[str, ActiveRequest] = {}
@@ -121,13 +126,14 @@ class Session:
                 speculation=speculation,
                 acceptance=acceptance,
                 cost_table=load_cost_table(directory, num_threads=num_threads),
+                calibration=load_calibration(directory),
             )
         except BaseException:
             engine.close()
             raise
 
     def sibling(self, *, speculation: SpeculationConfig | str) -> Session:
-        """Return another session over the same engine and tokenizer; only one of them may be busy at a time."""
+        """Return another session over the same engine, tables and tokenizer; only one may be busy at a time."""
         return Session(
             self._engine,
             self._tokenizer,
@@ -135,6 +141,7 @@ class Session:
             acceptance=self.acceptance,
             eos_token_ids=self._eos_token_ids,
             cost_table=self._cost_table,
+            calibration=self._calibration,
         )
 
     def close(self) -> None:

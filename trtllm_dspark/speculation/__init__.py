@@ -1,9 +1,19 @@
 """Which drafts are worth verifying, and what came of it."""
 
+from trtllm_dspark.speculation.calibration import Calibration
 from trtllm_dspark.speculation.config import SpeculationConfig
 from trtllm_dspark.speculation.cost_table import CostTable
 from trtllm_dspark.speculation.measure import measure_cost_table
+from trtllm_dspark.speculation.recorder import ConfidenceRecorder
 from trtllm_dspark.speculation.scheduler import PrefixScheduler
 from trtllm_dspark.speculation.statistics import AcceptanceStatistics
 
-__all__ = ["AcceptanceStatistics", "CostTable", "PrefixScheduler", "SpeculationConfig", "measure_cost_table"]
+__all__ = [
+    "AcceptanceStatistics",
+    "Calibration",
+    "ConfidenceRecorder",
+    "CostTable",
+    "PrefixScheduler",
+    "SpeculationConfig",
+    "measure_cost_table",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -45,8 +46,9 @@ def measure_cost_table(engine: Engine, *, quick: bool = False, progress: Progres
         filled = depth
         # The first pass of a shape allocates; it does not count.
         _time_verify(engine, max(row, key=lambda shape: shape.num_tokens))
-        for _ in range(REPEATS):
-            for shape in row:
+        for repeat in range(REPEATS):
+            # In another order each time: a machine that is throttled after a burst would slow the last shapes always.
+            for shape in random.Random(repeat).sample(row, len(row)):
                 verify[shape].append(_time_verify(engine, shape))
             for count in drafts:
                 draft.setdefault(DraftShape(count, depth), []).append(_time_draft(engine, count, depth))
