@@ -47,6 +47,8 @@ class RandomArrays(Mapping[str, np.ndarray]):
         self._piece = np.random.default_rng(0).normal(0, 0.02, 1 << 20).astype(np.float32)
 
     def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._shapes:
+            raise KeyError(name)
         # An own offset a name: equal tensors could be merged by a compiler.
         start = sorted(self._shapes).index(name)
         return np.resize(self._piece[start:], self._shapes[name])
