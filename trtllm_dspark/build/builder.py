@@ -17,7 +17,7 @@ from trtllm_dspark.build._choices import DTYPES
 from trtllm_dspark.build.config import BuildConfig
 from trtllm_dspark.build.plan import BuildPlan, plan_build
 from trtllm_dspark.build.report import BuildReport, Progress, StepClock
-from trtllm_dspark.build.tensorrt_rtx import cache_len, compile_plan, engine_profiles
+from trtllm_dspark.build.tensorrt_rtx import cache_len, compile_plan, engine_profiles, import_tensorrt_rtx
 from trtllm_dspark.build.verify import verify_engine
 from trtllm_dspark.checkpoint import CheckpointFile, TokenizerAssets
 from trtllm_dspark.engine_dir import (
@@ -67,10 +67,13 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
         UsageError: the output directory may not be written, or a limit does not fit the models.
         CheckpointError: a checkpoint cannot be read, or target and drafter do not fit each other.
         EngineError: the result does not compute what the checkpoint says; nothing is left behind.
-        DeviceError: the disk is full or fails.
+        DeviceError: the disk is full or fails, or the backend's builder is not installed.
     """
     check_destination(config.output_dir, overwrite=config.overwrite)
     plan = plan_build(config)
+    if config.backend == "tensorrt_rtx":
+        # Before minutes of work: a missing builder is refused here.
+        import_tensorrt_rtx()
     _warn_of_memory(plan)
     clock = StepClock(_shares(plan), progress)
     with stage_directory(config.output_dir, overwrite=config.overwrite) as staged:
