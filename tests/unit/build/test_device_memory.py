@@ -69,6 +69,14 @@ def test_estimate_counts_every_part_of_qwen3_8b() -> None:
     assert estimate_device_memory(LIMITS, QWEN3_8B, None).drafter_weight_bytes == 0
 
 
+def test_table_of_a_tied_target_is_counted_once_in_the_block() -> None:
+    tied = replace(QWEN3_8B, tie_word_embeddings=True)
+    table = 2 * 151936 * 4096
+    shared = estimate_device_memory(LIMITS, tied, PARTS).drafter_weight_bytes
+    assert estimate_device_memory(LIMITS, QWEN3_8B, PARTS).drafter_weight_bytes == shared + table
+    assert estimate_device_memory(LIMITS, tied, replace(PARTS, own_head=True)).drafter_weight_bytes == shared + table
+
+
 def test_engine_that_does_not_fit_is_refused_with_the_flag_to_lower() -> None:
     memory = estimate_device_memory(LIMITS, QWEN3_8B, PARTS)
     check_device_memory(memory, 80, 0.9)

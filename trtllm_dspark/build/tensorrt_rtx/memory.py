@@ -52,7 +52,7 @@ def estimate_device_memory(limits: BuildLimits, target: ModelConfig, drafter: Dr
     features = 0 if drafter is None else drafter.config.feature_size
     return DeviceMemory(
         target_weight_bytes=_HALF * _target_weights(target, limits),
-        drafter_weight_bytes=0 if drafter is None else _drafter_weight_bytes(drafter, limits),
+        drafter_weight_bytes=0 if drafter is None else _drafter_weight_bytes(drafter, target, limits),
         target_kv_bytes=rows * target.kv_bytes_per_token * _HALF // _FLOAT,
         drafter_kv_bytes=0 if drafter is None else rows * drafter.config.backbone.kv_bytes_per_token * _HALF // _FLOAT,
         activation_bytes=max(_activations(target, features, profile) for profile in engine_profiles(limits)),
@@ -88,10 +88,13 @@ def _target_weights(model: ModelConfig, limits: BuildLimits) -> int:
     return layer_weights(model) + tables + limits.max_seq_len * model.head_dim
 
 
-def _drafter_weight_bytes(parts: DrafterParts, limits: BuildLimits) -> int:
+def _drafter_weight_bytes(parts: DrafterParts, target: ModelConfig, limits: BuildLimits) -> int:
     drafter, model = parts.config, parts.config.backbone
     context = model.num_layers * 2 * model.hidden_size * model.num_kv_heads * model.head_dim
-    tables = (model.vocab_size + drafter.draft_vocab_size) * model.hidden_size
+    tables = model.vocab_size * model.hidden_size
+    # A tied target's one table serves the block as embedding and head.
+    if parts.own_embedding or parts.own_head or not target.tie_word_embeddings:
+        tables += drafter.draft_vocab_size * model.hidden_size
     rope = 2 * (limits.max_seq_len + drafter.block_size) * model.head_dim
     return _HALF * (layer_weights(model) + context + tables + rope) + _FLOAT * drafter.feature_size * model.hidden_size
 
