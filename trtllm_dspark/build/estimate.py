@@ -11,7 +11,13 @@ from trtllm_dspark.errors import ConfigError
 
 INT64_MAX = 2**63 - 1
 # Bytes of one weight of a linear layer: 8-bit blocks of 64 carry one float32 scale, per-row int8 carries next to none.
-BYTES_PER_WEIGHT: dict[WeightDtype, float] = {"int8": 1 + 4 / 64, "w8a8": 1.0, "float32": 4.0}
+BYTES_PER_WEIGHT: dict[WeightDtype, float] = {
+    "int8": 1 + 4 / 64,
+    "w8a8": 1.0,
+    "float32": 4.0,
+    "float16": 2.0,
+    "bfloat16": 2.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,8 @@ def _rope_bytes(model: ModelConfig, limits: BuildLimits) -> int:
     return limits.max_seq_len * model.head_dim * 4
 
 
-def _layer_weights(model: ModelConfig) -> int:
+def layer_weights(model: ModelConfig) -> int:
+    """Return the weights of all decoder layers."""
     heads = model.num_heads + 2 * model.num_kv_heads
     attention = model.hidden_size * heads * model.head_dim + model.num_heads * model.head_dim * model.hidden_size
     return model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
@@ -102,13 +109,13 @@ def _layer_weights(model: ModelConfig) -> int:
 
 def _target_bytes(target: ModelConfig, dtype: WeightDtype) -> int:
     embedding = target.vocab_size * target.hidden_size
-    matrices = _layer_weights(target) + embedding * (1 if target.tie_word_embeddings else 2)
+    matrices = layer_weights(target) + embedding * (1 if target.tie_word_embeddings else 2)
     return int(matrices * BYTES_PER_WEIGHT[dtype])
 
 
 def _drafter_bytes(parts: DrafterParts, dtype: WeightDtype) -> int:
     drafter, model = parts.config, parts.config.backbone
-    weights = _layer_weights(model) + drafter.feature_size * model.hidden_size
+    weights = layer_weights(model) + drafter.feature_size * model.hidden_size
     # The context graph repeats the key and value projections of the block graph.
     weights += model.num_layers * 2 * model.hidden_size * model.num_kv_heads * model.head_dim
     if parts.own_embedding:

@@ -13,6 +13,8 @@ from trtllm_dspark.build._choices import WeightDtype
 from trtllm_dspark.build.config import BuildConfig, resolve_limits
 from trtllm_dspark.build.draft_vocab import choose_draft_vocab, read_token_counts
 from trtllm_dspark.build.estimate import DrafterParts, SizeEstimate, estimate_sizes
+from trtllm_dspark.build.tensorrt_rtx.memory import DeviceMemory, check_device_memory, estimate_device_memory
+from trtllm_dspark.build.tensorrt_rtx.profiles import check_volumes, engine_profiles
 from trtllm_dspark.checkpoint import Checkpoint, DrafterCheckpoint, load_drafter, load_target, spread_draft_vocab
 from trtllm_dspark.checkpoint.config import DrafterConfig
 from trtllm_dspark.engine_dir import BuildLimits
@@ -36,6 +38,7 @@ class BuildPlan:
     limits: BuildLimits
     draft_weight_dtype: WeightDtype
     estimate: SizeEstimate
+    device_memory: DeviceMemory | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return what `--dry_run` prints."""
@@ -48,6 +51,15 @@ class BuildPlan:
             },
             "drafter": self._drafter_json(),
             "estimate": self.estimate.as_json(),
+            **self._device_json(),
+        }
+
+    def _device_json(self) -> dict[str, Any]:
+        if self.device_memory is None:
+            return {}
+        return {
+            "device_memory": self.device_memory.as_json(),
+            "profiles": [asdict(profile) for profile in engine_profiles(self.limits)],
         }
 
     def _drafter_json(self) -> dict[str, Any] | None:
@@ -93,7 +105,13 @@ def plan_build(config: BuildConfig) -> BuildPlan:
     estimate = estimate_sizes(
         limits, target.config, parts, weight_dtype=config.weight_dtype, draft_weight_dtype=draft_dtype
     )
-    return BuildPlan(config, target, drafter, drafter_config, vocab, limits, draft_dtype, estimate)
+    memory = None
+    if config.backend == "tensorrt_rtx":
+        check_volumes(limits, target.config, drafter_config)
+        memory = estimate_device_memory(limits, target.config, parts)
+        if config.gpu_memory_gib is not None:
+            check_device_memory(memory, config.gpu_memory_gib, config.kv_cache_free_gpu_mem_fraction)
+    return BuildPlan(config, target, drafter, drafter_config, vocab, limits, draft_dtype, estimate, memory)
 
 
 def _draft_vocab(config: BuildConfig, target: Checkpoint) -> NDArray[np.int64] | None:

@@ -32,7 +32,7 @@ class BuildReport:
         output_dir: the engine directory.
         manifest: what was written.
         seconds: wall time of every step, in order.
-        errors: the finished engine against the reference.
+        errors: the finished engine against the reference; None where it was compiled and not executed.
         peak_memory_bytes: largest resident size of the process so far.
         kv_cache_bytes: memory that the engine's caches take at run time, target and drafter together.
     """
@@ -40,7 +40,7 @@ class BuildReport:
     output_dir: Path
     manifest: Manifest
     seconds: dict[str, float]
-    errors: VerifyErrors
+    errors: VerifyErrors | None
     peak_memory_bytes: int
     kv_cache_bytes: int
 
@@ -50,7 +50,7 @@ class BuildReport:
             "output_dir": str(self.output_dir),
             "engine_hash": self.manifest.engine_hash,
             "files": {entry.name: entry.size for entry in self.manifest.files},
-            "errors": asdict(self.errors),
+            "errors": None if self.errors is None else asdict(self.errors),
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
             "peak_memory_bytes": self.peak_memory_bytes,
             "kv_cache_bytes": self.kv_cache_bytes,

@@ -46,7 +46,9 @@ def build_table(report: BuildReport) -> list[Row]:
     return rows
 
 
-def _errors(errors: VerifyErrors) -> str:
+def _errors(errors: VerifyErrors | None) -> str:
+    if errors is None:
+        return "files and fused layers; compiled, not executed"
     parts = [f"logits {errors.logits:.1e}"]
     if errors.features is not None and errors.draft_logits is not None:
         parts += [f"features {errors.features:.1e}", f"draft logits {errors.draft_logits:.1e}"]
@@ -79,7 +81,7 @@ def _side_table(path: Path, engine_hash: str) -> str:
 def _model_rows(manifest: Manifest) -> list[Row]:
     target = manifest.target_config
     rows = [
-        ("backend", manifest.backend),
+        ("backend", " for ".join(filter(None, (manifest.backend, ", ".join(manifest.gpu_architectures))))),
         (
             "target",
             f"{target.architecture}, {target.num_layers} layers of {target.hidden_size}, "

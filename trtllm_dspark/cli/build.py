@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_dspark.build import BuildConfig
-from trtllm_dspark.build._choices import BACKENDS, WEIGHT_DTYPES
+from trtllm_dspark.build._choices import BACKENDS, DTYPES, GPU_ARCHITECTURES, WEIGHT_DTYPES
 from trtllm_dspark.cli._removed_flags import refuse_removed_flags
 from trtllm_dspark.cli._tables import build_table, print_table
 from trtllm_dspark.errors import UsageError
 
 if TYPE_CHECKING:
     from trtllm_dspark.build import BuildReport
+    from trtllm_dspark.build._choices import WeightDtype
     from trtllm_dspark.build.report import Progress
 
 logger = logging.getLogger(__name__)
 
-PLANNED_BACKENDS = ("tensorrt", "tensorrt_rtx")
+PLANNED_BACKENDS = ("tensorrt",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,9 +62,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     weights = parser.add_argument_group("weights and backend")
     weights.add_argument("--backend", default="onnxruntime", metavar="|".join(BACKENDS), help="compiler and runtime")
-    weights.add_argument("--weight_dtype", default="int8", choices=WEIGHT_DTYPES, help="storage of the linear layers")
+    weights.add_argument(
+        "--weight_dtype", choices=WEIGHT_DTYPES, help="storage of the linear layers; int8 when left out"
+    )
     weights.add_argument(
         "--draft_weight_dtype", choices=WEIGHT_DTYPES, help="the same for the drafter; --weight_dtype when left out"
+    )
+
+    gpu = parser.add_argument_group("GPU engines (--backend tensorrt_rtx)")
+    gpu.add_argument("--dtype", choices=DTYPES, help="type of weights, caches and activations; float16 when left out")
+    gpu.add_argument(
+        "--gpu_architecture", metavar="SM[,SM]", help=f"what to compile for: {', '.join(GPU_ARCHITECTURES)}"
+    )
+    gpu.add_argument("--gpu_memory_gib", type=float, metavar="X", help="refuse an engine that does not fit this GPU")
+    gpu.add_argument(
+        "--kv_cache_free_gpu_mem_fraction",
+        type=float,
+        default=0.9,
+        metavar="X",
+        help="part of the memory left free by weights and activations that the caches may take",
     )
 
     vocab = parser.add_argument_group("draft vocabulary")
@@ -79,13 +96,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build, or print what would be built."""
     if args.backend in PLANNED_BACKENDS:
-        raise UsageError(f"--backend {args.backend} is not built by this version; use --backend onnxruntime")
+        raise UsageError(
+            f"--backend {args.backend} is not built by this version; use --backend onnxruntime or tensorrt_rtx"
+        )
     config = BuildConfig(
         target_checkpoint=args.target_checkpoint,
         draft_checkpoint=args.draft_checkpoint,
         output_dir=args.output_dir,
         backend=args.backend,
-        weight_dtype=args.weight_dtype,
+        weight_dtype=_weight_dtype(args),
         draft_weight_dtype=args.draft_weight_dtype,
         max_batch_size=args.max_batch_size,
         max_seq_len=args.max_seq_len,
@@ -93,6 +112,9 @@ def run(args: argparse.Namespace) -> int:
         max_draft_len=args.max_draft_len,
         draft_vocab_size=args.draft_vocab_size,
         draft_vocab_counts=args.draft_vocab_counts,
+        gpu_architectures=tuple(args.gpu_architecture.split(",")) if args.gpu_architecture else (),
+        gpu_memory_gib=args.gpu_memory_gib,
+        kv_cache_free_gpu_mem_fraction=args.kv_cache_free_gpu_mem_fraction,
         overwrite=args.overwrite,
     )
     if args.dry_run:
@@ -103,6 +125,18 @@ def run(args: argparse.Namespace) -> int:
     report = _build_with_bar(config)
     print_table(build_table(report))
     return 0
+
+
+def _weight_dtype(args: argparse.Namespace) -> WeightDtype:
+    if args.backend == "tensorrt_rtx":
+        if args.weight_dtype is not None:
+            raise UsageError("--weight_dtype is for onnxruntime; give tensorrt_rtx its --dtype")
+        gpu_dtype: WeightDtype = args.dtype or "float16"
+        return gpu_dtype
+    if args.dtype is not None:
+        raise UsageError("--dtype is for tensorrt_rtx; give onnxruntime its --weight_dtype")
+    dtype: WeightDtype = args.weight_dtype or "int8"
+    return dtype
 
 
 def _build_with_bar(config: BuildConfig) -> BuildReport:

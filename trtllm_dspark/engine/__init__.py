@@ -46,6 +46,11 @@ def load_engine(path: str | Path, *, num_threads: int = 2, verify_hashes: bool =
         raise ConfigError(f"num_threads is {num_threads}, it must be at least 1")
     directory = open_engine_dir(path, verify_hashes=verify_hashes)
     manifest = directory.manifest
+    if manifest.backend == "tensorrt_rtx":
+        raise EngineError(
+            f"{directory.path} holds TensorRT-RTX plans, compiled, not executed: running them needs a GPU and a "
+            "runtime that this version does not have; build with --backend onnxruntime to run here"
+        )
     if manifest.backend != "onnxruntime":
         raise EngineError(f"{directory.path} was built for backend {manifest.backend!r}, which this version cannot run")
     target, drafter = manifest.target_config, manifest.drafter_config

@@ -56,6 +56,7 @@ class Manifest:
     drafter_config: DrafterConfig | None
     files: tuple[FileEntry, ...]
     tools: dict[str, str]
+    gpu_architectures: tuple[str, ...] = ()
 
     @property
     def engine_hash(self) -> str:
@@ -78,6 +79,8 @@ class Manifest:
             "files": [asdict(entry) for entry in self.files],
             "tools": self.tools,
         }
+        if self.gpu_architectures:
+            body["gpu_architectures"] = self.gpu_architectures
         plain: dict[str, Any] = json.loads(json.dumps(body))
         return plain
 
@@ -132,6 +135,7 @@ def _parse(fields: Fields) -> Manifest:
         drafter=None if drafter is None else _model_entry(drafter),
         drafter_config=None if drafter is None else drafter_config(drafter.child("config")),
         files=_file_entries(fields, "files"),
+        gpu_architectures=tuple(str(name) for name in fields.raw.get("gpu_architectures", ())),
         tools={name: str(value) for name, value in fields.child("tools").raw.items()},
     )
 

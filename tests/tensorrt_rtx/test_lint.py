@@ -1,0 +1,164 @@
+"""The lint against real builds of a small model with one fault planted each, and a whole build of a small pair."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx
+import pytest
+from helpers import tiny_models
+from helpers.random_model import random_arrays
+from helpers.tiny_engine import SMALL
+
+from trtllm_dspark.build import BuildConfig, build_engine, open_engine_dir
+from trtllm_dspark.build.tensorrt_rtx import Profile, compile_plan, expect_of, lint_layers, parse_layers
+from trtllm_dspark.build.tensorrt_rtx.compiler import run_builder
+from trtllm_dspark.build.tensorrt_rtx.layers import weight_bytes
+from trtllm_dspark.checkpoint.config import ModelConfig
+from trtllm_dspark.cli.main import main
+from trtllm_dspark.engine import load_engine
+from trtllm_dspark.errors import ConfigError, EngineError
+from trtllm_dspark.graph import write_target
+from trtllm_dspark.graph.lowering import TrtNativeLowering
+
+pytestmark = pytest.mark.tensorrt_rtx
+
+MODEL = replace(SMALL, head_dim=64, vocab_size=8192, hidden_size=256, num_heads=8, num_kv_heads=2)
+PROFILE = Profile("decode", 4, 8, 32, 32)
+
+
+def write_graph(directory: Path, config: ModelConfig, dtype: Literal["float16", "float32"] = "float16") -> None:
+    arrays = random_arrays(config, np.random.default_rng(0))
+    lowering = TrtNativeLowering(320, dtype)
+    write_target(directory, config, arrays, max_seq_len=256, weight_dtype=dtype, lowering=lowering)
+
+
+def lint(directory: Path, model: onnx.ModelProto, name: str = "planted.onnx") -> None:
+    (directory / name).write_bytes(model.SerializeToString())
+    _, messages = run_builder(directory / name, model, [PROFILE], "sm89")
+    lint_layers(parse_layers(messages), expect_of(model), num_profiles=1, found_weight_bytes=weight_bytes(messages))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> onnx.ModelProto:
+    write_graph(tmp_path, MODEL)
+    return onnx.load(tmp_path / "target.onnx", load_external_data=False)
+
+
+def test_untouched_graph_passes(target: onnx.ModelProto, tmp_path: Path) -> None:
+    lint(tmp_path, target)
+
+
+def test_unpublished_query_is_a_cache_copy(target: onnx.ModelProto, tmp_path: Path) -> None:
+    kept = [value for value in target.graph.output if not value.name.startswith("query.")]
+    del target.graph.output[:]
+    target.graph.output.extend(kept)
+    with pytest.raises(EngineError, match="a copy of a whole cache each pass"):
+        lint(tmp_path, target)
+    with pytest.raises(EngineError, match="that are no output"):
+        compile_plan(tmp_path / "planted.onnx", tmp_path / "p.plan", [PROFILE], "sm89")
+    assert not (tmp_path / "p.plan").exists()
+
+
+def test_standard_attention_is_noticed(target: onnx.ModelProto, tmp_path: Path) -> None:
+    """What an ONNX exporter would write: the default scale multiplies the K cache."""
+    for node in target.graph.node:
+        if node.op_type == "TRT_Attention":
+            attention = onnx.helper.make_node("Attention", list(node.input)[:3], list(node.output), name=node.name)
+            attention.attribute.append(onnx.helper.make_attribute("is_causal", 1))
+            node.CopyFrom(attention)
+    with pytest.raises(EngineError, match="a copy of a whole cache each pass|fused kernels"):
+        lint(tmp_path, target)
+
+
+def test_second_copy_of_the_head_is_duplicated_weights(tmp_path: Path) -> None:
+    """A tied head spelled as an own initializer of the same bytes."""
+    write_graph(tmp_path, replace(MODEL, tie_word_embeddings=True))
+    model = onnx.load(tmp_path / "target.onnx", load_external_data=False)
+    expected = expect_of(model)
+    table = onnx.load(tmp_path / "target.onnx")
+    embedding = next(t for t in table.graph.initializer if t.name == "embed.weight")
+    turned = np.ascontiguousarray(onnx.numpy_helper.to_array(embedding).T)
+    table.graph.initializer.append(onnx.numpy_helper.from_array(turned, "head"))
+    (head,) = [n for n in table.graph.node if n.op_type == "Gemm" and n.input[1] == "embed.weight"]
+    head.CopyFrom(onnx.helper.make_node("MatMul", [head.input[0], "head"], list(head.output), name="head_product"))
+    (tmp_path / "planted.onnx").write_bytes(table.SerializeToString())
+    _, messages = run_builder(tmp_path / "planted.onnx", table, [PROFILE], "sm89")
+    with pytest.raises(EngineError, match="the builder duplicated a matrix"):
+        lint_layers(parse_layers(messages), expected, num_profiles=1, found_weight_bytes=weight_bytes(messages))
+
+
+def test_graph_that_no_kernel_serves_is_refused(tmp_path: Path) -> None:
+    write_graph(tmp_path, MODEL, "float32")
+    with pytest.raises(EngineError, match="cannot compile target.onnx"):
+        compile_plan(tmp_path / "target.onnx", tmp_path / "p.plan", [PROFILE], "sm89")
+
+
+def test_architecture_the_builder_lacks_is_refused(target: onnx.ModelProto, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not compile for --gpu_architecture sm90"):
+        compile_plan(tmp_path / "target.onnx", tmp_path / "p.plan", [PROFILE], "sm90")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    root = tmp_path_factory.mktemp("pair")
+    shape = {"head_dim": 64}
+    target = tiny_models.write_target(root / "target", **shape)
+    return str(target), str(tiny_models.write_drafter(root / "drafter", **shape))
+
+
+def test_build_writes_a_checked_directory_that_no_cpu_loads(pair: tuple[str, str], tmp_path: Path) -> None:
+    out, told = tmp_path / "engine", []
+    config = BuildConfig(
+        *(pair[0], out, pair[1]),
+        backend="tensorrt_rtx",
+        weight_dtype="bfloat16",
+        gpu_architectures=("sm89", "sm120"),
+        gpu_memory_gib=1.0,
+        max_batch_size=2,
+        max_seq_len=128,
+        max_num_tokens=32,
+    )
+    report = build_engine(config, progress=lambda step, done: told.append((step, done)))
+    names = {entry.name for entry in report.manifest.files}
+    stems = ("target", "drafter_context", "drafter_block")
+    assert {f"{stem}.{arch}.plan" for stem in stems for arch in ("sm89", "sm120")} <= names
+    assert "heads.safetensors" in names
+    assert not list(out.rglob("*.onnx*"))
+    assert report.errors is None
+    manifest = open_engine_dir(out).manifest
+    assert (manifest.backend, manifest.gpu_architectures) == ("tensorrt_rtx", ("sm89", "sm120"))
+    assert any(step == "compile target sm120" for step, _ in told)
+    assert [done for _, done in told] == sorted(done for _, done in told)
+    with pytest.raises(EngineError, match="compiled, not executed"):
+        load_engine(out)
+    plan = out / "target.sm89.plan"
+    damaged = bytearray(plan.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    plan.write_bytes(damaged)
+    with pytest.raises(EngineError, match="target.sm89.plan is damaged"):
+        open_engine_dir(out)
+
+
+def test_failed_build_leaves_nothing(pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--target_checkpoint", pair[0], "--draft_checkpoint", pair[1], "--output_dir", str(tmp_path / "e")]
+    flags += ["--backend", "tensorrt_rtx", "--gpu_architecture", "sm89", "--max_seq_len", "128"]
+    code = main(["build", *flags, "--gpu_memory_gib", "0.001"])
+    assert code == 2
+    assert "the GPU has 0.001" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_prints_device_memory_and_profiles(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--target_checkpoint", pair[0], "--backend", "tensorrt_rtx", "--gpu_architecture", "sm89,sm120"]
+    assert main(["build", *flags, "--max_seq_len", "128", "--dtype", "bfloat16", "--dry_run"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["config"]["weight_dtype"] == "bfloat16"
+    assert plan["config"]["gpu_architectures"] == ["sm89", "sm120"]
+    assert [profile["name"] for profile in plan["profiles"]] == ["decode", "prefill"]
+    parts = plan["device_memory"]
+    assert parts.pop("total_bytes") == sum(parts.values())
