@@ -47,7 +47,7 @@ def import_tensorrt_rtx() -> Any:
         import tensorrt_rtx
     except (ImportError, OSError) as error:
         raise DeviceError(
-            f"--backend tensorrt_rtx needs TensorRT-RTX ({error}); install trtllm-dspark[tensorrt_rtx]"
+            f"--backend tensorrt_rtx needs TensorRT-RTX ({error}); install trtllm-dspark[tensorrt-rtx]"
         ) from error
     return tensorrt_rtx
 
