@@ -132,13 +132,14 @@ def test_priority_overtakes_in_the_queue(server: Server, streams: list[GrpcStrea
         _, answer = server.generate(text_input="a", max_tokens=1, priority=priority, return_perf_metrics=True)
         scheduled[priority] = answer["first_scheduled_time_ns"]
 
-    threads = []
-    for waiting, priority in enumerate((9, 5, 1), start=2):
-        threads.append(threading.Thread(target=ask, args=(priority,)))
-        threads[-1].start()
-        wait_for(lambda waiting=waiting: server.metric("dspark_requests_waiting") == waiting)
+    threads = [threading.Thread(target=ask, args=(priority,)) for priority in (9, 5, 1)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    # One look at the gauges, which are half a second apart: the four streams end by themselves after a second or two.
+    wait_for(lambda: server.metric("dspark_requests_waiting") == 4)
     streams[4].cancel()
-    time.sleep(0.2)
+    time.sleep(0.1)
     streams[0].cancel()  # one slot becomes free: the three run one after the other
     for thread in threads:
         thread.join()
