@@ -25,7 +25,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "build": {"checkpoint", "graph", "engine_dir", "engine", "reference"},
     "speculation": {"engine.base", "engine_dir", "_core"},
     "load": set(),
+    # SVG, HTML, JSON and CSV of whatever was measured or simulated; knows none of it.
+    "reports": set(),
     "runtime": {"checkpoint", "engine", "engine_dir", "speculation", "load", "_core"},
+    "evaluation": {"engine", "runtime", "speculation"},
     "serving": {"engine_dir", "runtime"},
     "engine_process": {"engine", "engine_dir", "runtime", "serving"},
     "reference": set(),
