@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("trtllm_dspark.cli.run", "generate text from prompts"),
     "bench": ("trtllm_dspark.cli.bench", "compare speculation modes on the same prompts"),
     "profile": ("trtllm_dspark.cli.profile", "measure what the engine's passes cost"),
+    "eval": ("trtllm_dspark.cli.eval", "measure the drafter's acceptance and confidence on prompts"),
     "calibrate": ("trtllm_dspark.cli.calibrate", "fit the confidence head's calibration on prompts"),
     "serve": ("trtllm_dspark.cli.serve", "package a Triton model repository and start the server"),
     "build_plugins": ("trtllm_dspark.cli.build_plugins", "compile the CUDA kernels and the TensorRT plugin library"),
