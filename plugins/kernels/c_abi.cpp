@@ -127,19 +127,20 @@ bool withParams(char const* op, void const* params, Visit const& visit) {
 
 }  // namespace
 
-char const* dspark_params_layout() {
+char const* dspark_params_layout() noexcept {
     static std::string const text = kvAppendText() + raggedAttentionText() + markovDraftText() +
                                     confidenceScheduleText() + raggedAcceptText();
     return text.c_str();
 }
 
-int64_t dspark_workspace_bytes(char const* op, void const* params) {
+int64_t dspark_workspace_bytes(char const* op, void const* params) noexcept {
     int64_t bytes = -1;
     withParams(op, params, [&](auto const& typed) { bytes = workspaceBytes(typed); });
     return bytes;
 }
 
-int32_t dspark_launch(char const* op, void const* params, void* stream, char* message, int64_t message_bytes) {
+int32_t dspark_launch(char const* op, void const* params, void* stream, char* message,
+                      int64_t message_bytes) noexcept {
     LaunchStatus status = {Code::kBadArgument, "op", "a name of dspark_params_layout", 0, cudaSuccess};
     withParams(op, params, [&](auto const& typed) { status = launch(typed, static_cast<cudaStream_t>(stream)); });
     if (status.ok()) return 0;

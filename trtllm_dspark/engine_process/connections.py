@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 _READ_BYTES = 1 << 18
+_ACCEPT_PAUSE_S = 0.5
 
 
 class Handler(Protocol):
@@ -129,6 +130,8 @@ class ConnectionServer:
         self._attention: set[Connection] = set()
         self._attention_lock = threading.Lock()
         self._next_id = 1
+        self._accept_again_at: float | None = None
+        self._accept_failed = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine-io", daemon=True)
 
@@ -163,7 +166,8 @@ class ConnectionServer:
 
     def _run(self) -> None:
         while not self._stopping:
-            for key, events in self._selector.select(timeout=1.0):
+            self._resume_accepting()
+            for key, events in self._selector.select(timeout=1.0 if self._accept_again_at is None else _ACCEPT_PAUSE_S):
                 if key.fileobj is self._listener:
                     self._accept()
                 elif key.fileobj is self._wake_receive:
@@ -179,11 +183,25 @@ class ConnectionServer:
             self._drop(connection)
         self._listener.close()
 
+    def _resume_accepting(self) -> None:
+        if self._accept_again_at is not None and time.monotonic() >= self._accept_again_at:
+            self._accept_again_at = None
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
+
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionError, InterruptedError):
             return
+        except OSError as error:
+            # Out of descriptors or memory: the client stays in the backlog and would wake this thread for ever.
+            if not self._accept_failed:
+                logger.warning("cannot accept a client (%s); raise the limit of open files", error.strerror)
+            self._accept_failed = True
+            self._accept_again_at = time.monotonic() + _ACCEPT_PAUSE_S
+            self._selector.unregister(self._listener)
+            return
+        self._accept_failed = False
         sock.setblocking(False)
         connection = Connection(self._next_id, sock, self._wake)
         self._next_id += 1

@@ -16,13 +16,15 @@ class StopStrings:
         self._stops = tuple(stops)
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
+        self._passed = 0  # how much of what is held came with pieces that were not armed
 
     def push(self, piece: str, *, armed: bool = True) -> tuple[str, str | None]:
         """Take the next piece of text.
 
         Args:
             piece: text that follows what was pushed before.
-            armed: False passes everything through, matches included (before `min_tokens`).
+            armed: False lets stop strings pass that are complete with this piece (before `min_tokens`); one that only
+                begins in it ends the text when a later, armed piece completes it.
 
         Returns:
             The text that is now certain, and the stop string that was found, if any; nothing may be pushed after one.
@@ -30,14 +32,18 @@ class StopStrings:
         if not self._stops or not piece:
             return piece, None
         text = self._held + piece
-        self._held = ""
-        if not armed:
-            return text, None
-        found = min(((text.find(stop), -len(stop), stop) for stop in self._stops if stop in text), default=None)
-        if found is not None:
-            return text[: found[0]], found[2]
+        if armed:
+            # Nothing may match that was complete before the first armed piece.
+            starts = [(text.find(stop, max(0, self._passed - len(stop) + 1)), -len(stop), stop) for stop in self._stops]
+            found = min((start for start in starts if start[0] >= 0), default=None)
+            if found is not None:
+                self._held = ""
+                return text[: found[0]], found[2]
+        else:
+            self._passed = len(text)
         certain = len(text) - self._possible_stop(text)
         self._held = text[certain:]
+        self._passed = max(0, self._passed - certain)
         return text[:certain], None
 
     def flush(self) -> str:

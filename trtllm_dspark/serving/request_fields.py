@@ -86,9 +86,9 @@ def parse_tensors(
         "echo": not _flag(tensors, "exclude_input_in_output", default=exclude_input),
         "return_tokens": spec.token_level,
         "return_stats": wanted.perf_metrics,
-        **_limits(parameters, timeout_us),
     }
-    rows = tuple({**common, **_row(spec, tensors, row)} for row in range(num_rows))
+    limits = _limits(parameters, timeout_us)
+    rows = tuple({**common, **_with_limits(_row(spec, tensors, row), limits)} for row in range(num_rows))
     return ModelRequest(rows=rows, wanted=wanted, stream=stream, stop=_flag(tensors, "stop"))
 
 
@@ -215,6 +215,18 @@ def _limits(parameters: Mapping[str, Any], timeout_us: int) -> dict[str, Any]:
         fields["timeout_ms"] = max(1, math.ceil(timeout / 1000))
     if parameters.get("priority"):
         fields["priority"] = parameters["priority"]
+    return fields
+
+
+def _with_limits(fields: dict[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Add what request parameters say to a row; an input that says something else is a contradiction."""
+    names = {"timeout_ms": "timeout (microseconds)", "priority": "priority"}
+    for field, value in limits.items():
+        if fields.setdefault(field, value) != value:
+            raise RequestError(
+                f"the input {field} and the request parameter {names[field]} differ; give one of them",
+                code="conflicting_fields",
+            )
     return fields
 
 

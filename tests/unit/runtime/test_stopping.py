@@ -63,3 +63,44 @@ def test_push_unarmed_passes_a_stop_through() -> None:
     stopper = StopStrings(["ab"])
     assert stopper.push("xab", armed=False) == ("xab", None)
     assert stopper.push("yab") == ("y", "ab")
+
+
+def test_push_stop_that_begins_unarmed_and_ends_armed_is_found() -> None:
+    stopper = StopStrings(["STOP"])
+    assert stopper.push("goST", armed=False) == ("go", None)
+    assert stopper.push("OP!") == ("", "STOP")
+
+
+def test_push_stop_that_was_complete_unarmed_is_not_found_although_it_is_still_held() -> None:
+    stopper = StopStrings(["ab", "abcd"])  # "ab" may become "abcd", so it is held back
+    assert stopper.push("ab", armed=False) == ("", None)
+    assert stopper.push("z") == ("abz", None)
+    assert stopper.push("ab") == ("", "ab")
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.text("ab", max_size=3), max_size=10),
+    st.integers(0, 10),
+)
+def test_push_finds_the_first_stop_that_ends_behind_the_unarmed_pieces(
+    stops: list[str], pieces: list[str], unarmed: int
+) -> None:
+    stopper = StopStrings(stops)
+    out, text, border = "", "", len("".join(pieces[:unarmed]))
+    for index, piece in enumerate(pieces):
+        text += piece
+        certain, found = stopper.push(piece, armed=index >= unarmed)
+        out += certain
+        ends = [
+            (start, -len(stop), stop)
+            for stop in stops
+            for start in range(len(text) - len(stop) + 1)
+            if text.startswith(stop, start) and start + len(stop) > border
+        ]
+        if ends:
+            first = min(ends)
+            assert (out, found) == (text[: first[0]], first[2])
+            return
+        assert found is None
+    assert out + stopper.flush() == text

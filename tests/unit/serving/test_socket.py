@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import struct
 import threading
@@ -232,3 +233,28 @@ def test_listen_replaces_the_socket_of_a_dead_process(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(path)
     Process(path).stop()
+
+
+def test_accept_out_of_descriptors_pauses_and_takes_the_client_later(
+    process: Process, client: EngineClient, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = []
+    accept = process.server._accept
+    monkeypatch.setattr(process.server, "_accept", lambda: (tries.append(1), accept()))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as late:
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+        try:
+            late.connect(path)
+            wait_for(lambda: len(tries) >= 3)
+            num_tries = len(tries)
+            assert len(collect(client, fields())) > 1  # the clients it has are served
+            assert len(tries) <= num_tries + 3
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        late.sendall(pack({"type": "hello", "protocol": PROTOCOL_VERSION}))
+        late.settimeout(5.0)
+        assert late.recv(100)
+    assert len([record for record in caplog.records if "cannot accept a client" in record.message]) == 1

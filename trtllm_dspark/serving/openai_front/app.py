@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from trtllm_dspark.serving.client import ENGINE_UNAVAILABLE, EngineClient, EngineUnavailable, is_final
 from trtllm_dspark.serving.framing import Message, UnsendableMessage
@@ -21,6 +22,9 @@ from trtllm_dspark.serving.openai_front.schema import FrontRequest, parse_body
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 _DISCONNECT_POLL_S = 0.1
+_CLIENT_GONE = 499
+
+T = TypeVar("T")
 
 
 class _Rows:
@@ -130,31 +134,32 @@ class OpenAIFront:
         answer = Answer(parsed, json.loads(body)["model"])
         rows = _Rows(self._client, parsed)
         if parsed.stream:
-            # The first item decides about the status: a refusal is an HTTP error, not an event under 200.
-            items = aiter(rows)
-            try:
-                first = await anext(items)
-            except BaseException:
-                rows.cancel()
-                raise
-            events = self._events(parsed, answer, rows, first, items)
-            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+            return await self._stream(request, parsed, answer, rows)
         return await self._unary(request, answer, rows)
 
+    async def _stream(self, request: Request, parsed: FrontRequest, answer: Answer, rows: _Rows) -> Response:
+        # The first item decides about the status: a refusal is an HTTP error, not an event under 200.
+        items = aiter(rows)
+        try:
+            first = await _unless_gone(request, anext(items))
+        except BaseException:
+            rows.cancel()
+            raise
+        if first is None:
+            rows.cancel()
+            return Response(status_code=_CLIENT_GONE)
+        return _EventStream(self._events(parsed, answer, first, items), rows)
+
     async def _unary(self, request: Request, answer: Answer, rows: _Rows) -> Response:
-        async def collect() -> None:
+        async def collect() -> bool:
             async for row, item in rows:
                 answer.choices[row].add(item)
+            return True
 
-        task = asyncio.ensure_future(collect())
         try:
-            while not task.done():
-                await asyncio.wait((task,), timeout=_DISCONNECT_POLL_S)
-                if not task.done() and await request.is_disconnected():
-                    return Response(status_code=499)
-            await task
+            if await _unless_gone(request, collect()) is None:
+                return Response(status_code=_CLIENT_GONE)
         finally:
-            task.cancel()
             rows.cancel()
         return JSONResponse(answer.body())
 
@@ -162,7 +167,6 @@ class OpenAIFront:
         self,
         parsed: FrontRequest,
         answer: Answer,
-        rows: _Rows,
         first: tuple[int, Message],
         items: AsyncIterator[tuple[int, Message]],
     ) -> AsyncIterator[bytes]:
@@ -175,8 +179,34 @@ class OpenAIFront:
             yield b"data: [DONE]\n\n"
         except FrontError as error:
             yield _event(error_body(error.code, str(error), param=error.param))
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events whose rows end with the response, even where the client leaves before the first event."""
+
+    def __init__(self, events: AsyncIterator[bytes], rows: _Rows) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._rows = rows
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
         finally:
-            rows.cancel()  # also when the client has gone and this generator is closed
+            self._rows.cancel()
+
+
+async def _unless_gone(request: Request, wanted: Awaitable[T]) -> T | None:
+    """Await something while the client is there; None when it has left."""
+    task = asyncio.ensure_future(wanted)
+    try:
+        while not task.done():
+            await asyncio.wait((task,), timeout=_DISCONNECT_POLL_S)
+            if not task.done() and await request.is_disconnected():
+                return None
+        return await task
+    finally:
+        task.cancel()
 
 
 def _event(body: dict[str, Any]) -> bytes:
