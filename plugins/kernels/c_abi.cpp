@@ -6,6 +6,7 @@
 #include "markov_draft.h"
 #include "ragged_accept.h"
 #include "ragged_attention.h"
+#include "round_state.h"
 
 #include <cstdio>
 #include <cstring>
@@ -87,7 +88,43 @@ std::string raggedAcceptText() {
     return text;
 }
 
+std::string roundBeginText() {
+    using Params = RoundBeginParams;
+    std::string text = opText("round_begin", sizeof(Params));
+    FIELD(num_requests); FIELD(block_size); FIELD(mask_token); FIELD(active); FIELD(max_drafts); FIELD(anchors);
+    FIELD(positions); FIELD(remaining); FIELD(caps); FIELD(starts); FIELD(block_ids);
+    return text;
+}
+
+std::string roundRowsText() {
+    using Params = RoundRowsParams;
+    std::string text = opText("round_rows", sizeof(Params));
+    FIELD(num_requests); FIELD(num_tokens); FIELD(row_len); FIELD(cu_tokens); FIELD(token_ids); FIELD(token_request);
+    FIELD(token_position); FIELD(input_ids); FIELD(positions); FIELD(pack_index); FIELD(pad_index);
+    return text;
+}
+
+std::string roundBanText() {
+    using Params = RoundBanParams;
+    std::string text = opText("round_ban", sizeof(Params));
+    FIELD(num_requests); FIELD(num_tokens); FIELD(vocab); FIELD(max_banned); FIELD(cu_tokens); FIELD(positions);
+    FIELD(ban_until); FIELD(banned); FIELD(logits);
+    return text;
+}
+
+std::string roundCommitText() {
+    using Params = RoundCommitParams;
+    std::string text = opText("round_commit", sizeof(Params));
+    FIELD(num_requests); FIELD(draft_len); FIELD(active); FIELD(out_tokens); FIELD(emitted_len); FIELD(anchors);
+    FIELD(positions); FIELD(remaining);
+    return text;
+}
+
 int64_t workspaceBytes(KvAppendParams const&) { return 0; }
+int64_t workspaceBytes(RoundBeginParams const&) { return 0; }
+int64_t workspaceBytes(RoundRowsParams const&) { return 0; }
+int64_t workspaceBytes(RoundBanParams const&) { return 0; }
+int64_t workspaceBytes(RoundCommitParams const&) { return 0; }
 int64_t workspaceBytes(RaggedAttentionParams const& p) {
     return raggedAttentionWorkspaceBytes(p.num_tokens, p.num_heads, p.head_dim,
                                          static_cast<int64_t>(p.page_size) * p.pages_per_request, p.kv_split);
@@ -109,6 +146,10 @@ LaunchStatus launch(ConfidenceScheduleParams const& p, cudaStream_t stream) {
     return launchConfidenceSchedule(p, stream);
 }
 LaunchStatus launch(RaggedAcceptParams const& p, cudaStream_t stream) { return launchRaggedAccept(p, stream); }
+LaunchStatus launch(RoundBeginParams const& p, cudaStream_t stream) { return launchRoundBegin(p, stream); }
+LaunchStatus launch(RoundRowsParams const& p, cudaStream_t stream) { return launchRoundRows(p, stream); }
+LaunchStatus launch(RoundBanParams const& p, cudaStream_t stream) { return launchRoundBan(p, stream); }
+LaunchStatus launch(RoundCommitParams const& p, cudaStream_t stream) { return launchRoundCommit(p, stream); }
 
 //! Calls visit(params) with the struct that `op` names; false when there is no such op.
 template <class Visit>
@@ -122,6 +163,10 @@ bool withParams(char const* op, void const* params, Visit const& visit) {
         return visit(*static_cast<ConfidenceScheduleParams const*>(params)), true;
     }
     if (std::strcmp(op, "ragged_accept") == 0) return visit(*static_cast<RaggedAcceptParams const*>(params)), true;
+    if (std::strcmp(op, "round_begin") == 0) return visit(*static_cast<RoundBeginParams const*>(params)), true;
+    if (std::strcmp(op, "round_rows") == 0) return visit(*static_cast<RoundRowsParams const*>(params)), true;
+    if (std::strcmp(op, "round_ban") == 0) return visit(*static_cast<RoundBanParams const*>(params)), true;
+    if (std::strcmp(op, "round_commit") == 0) return visit(*static_cast<RoundCommitParams const*>(params)), true;
     return false;
 }
 
@@ -129,7 +174,8 @@ bool withParams(char const* op, void const* params, Visit const& visit) {
 
 char const* dspark_params_layout() noexcept {
     static std::string const text = kvAppendText() + raggedAttentionText() + markovDraftText() +
-                                    confidenceScheduleText() + raggedAcceptText();
+                                    confidenceScheduleText() + raggedAcceptText() + roundBeginText() +
+                                    roundRowsText() + roundBanText() + roundCommitText();
     return text.c_str();
 }
 

@@ -24,6 +24,7 @@ from helpers.kernels.checks import (
 )
 from helpers.kernels.cuda_graph import CudaGraph
 from helpers.kernels.round_cases import RoundShape, make_round
+from helpers.kernels.round_state import STATES, StateShape, check_state
 from helpers.kernels.rounds import draft_problem, place
 from helpers.kernels.schedule import ScheduleShape
 
@@ -56,6 +57,11 @@ def test_attention_on_device_does_not_depend_on_batch_mates(backend: CudaBackend
 @pytest.mark.parametrize("shape", SCHEDULES.values(), ids=SCHEDULES.keys())
 def test_schedule_on_device_equals_core(backend: CudaBackend, shape: ScheduleShape) -> None:
     check_schedule(backend, shape)
+
+
+@pytest.mark.parametrize("shape", STATES.values(), ids=STATES.keys())
+def test_state_on_device_equals_loops(backend: CudaBackend, shape: StateShape) -> None:
+    check_state(backend, shape)
 
 
 def test_draft_captured_graph_replays_with_new_inputs(backend: CudaBackend) -> None:
