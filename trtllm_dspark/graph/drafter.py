@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.graph.layers import decoder_layers
 from trtllm_dspark.graph.lowering import ORT, Lowering, check_weight_dtype
-from trtllm_dspark.graph.matrices import StoredMatrix, WeightDtype, embedding_dtype
+from trtllm_dspark.graph.matrices import FloatMatrix, StoredMatrix, WeightDtype, embedding_dtype
 from trtllm_dspark.graph.network import FLOAT_DTYPES, Network, WeightFile
 from trtllm_dspark.graph.target import WrittenTarget
 from trtllm_dspark.graph.weights import Arrays, Progress, Weights
@@ -135,7 +136,9 @@ def _write_block(
         net = Network("drafter_block", file, lowering.dtype)
         ids = net.input("input_ids", np.int64, ["R", gamma])
         embedding = _embedding(net, source, weights)
-        x = embedding.gather(net, net.node("Reshape", ids, net.ints(-1)))
+        x = net.cast(
+            embedding.gather(net, net.node("Reshape", ids, net.ints(-1))), _float_dtype(embedding, net), net.dtype
+        )
         attention = lowering.block(net, backbone, num_positions, gamma)
         x = decoder_layers(net, weights, backbone, x, lowering, attention)[-1]
         if max_draft_len < gamma:
@@ -144,8 +147,13 @@ def _write_block(
             x = net.node("Reshape", kept, net.ints(-1, size))
         hidden = weights.norm(net, x, "norm", size, backbone.rms_norm_eps)
         head = _head(net, source, weights, draft_token_ids)
-        for name, value, width in (("hidden", hidden, size), ("base_logits", head.multiply(net, hidden), head.rows)):
-            single = net.cast(value, net.dtype, FLOAT_DTYPES["float32"])
+        head_dtype = _float_dtype(head, net)
+        logits = head.multiply(net, net.cast(hidden, net.dtype, head_dtype))
+        for name, value, dtype, width in (
+            ("hidden", hidden, net.dtype, size),
+            ("base_logits", logits, head_dtype, head.rows),
+        ):
+            single = net.cast(value, dtype, FLOAT_DTYPES["float32"])
             shaped = net.node("Reshape", single, net.ints(-1, max_draft_len, width), out=name)
             net.output(shaped, name, np.float32, ["R", max_draft_len, width])
         net.save(directory / BLOCK_GRAPH, lowering.check)
@@ -154,12 +162,19 @@ def _write_block(
     return directory / BLOCK_GRAPH, file.path
 
 
+def _float_dtype(matrix: StoredMatrix, net: Network) -> np.dtype[Any]:
+    """Return the type a table computes in: one shared with the target keeps the target's."""
+    return matrix.values.dtype if isinstance(matrix, FloatMatrix) else net.dtype
+
+
 def _embedding(net: Network, source: DrafterSource, weights: Weights) -> StoredMatrix:
     """Store the drafter's own table, or refer to the target's bytes: nothing is held twice."""
     if "embed.weight" not in source.arrays:
         return source.target.embedding
     shape = (source.target_config.vocab_size, source.config.backbone.hidden_size)
-    return weights.store(net, "embed.weight", weights.read("embed.weight", shape), embedding_dtype(weights.dtype))
+    return weights.store(
+        net, "embed.weight", weights.read("embed.weight", shape), embedding_dtype(weights.dtype, net.dtype)
+    )
 
 
 def _head(
@@ -171,4 +186,4 @@ def _head(
     rows = source.head_rows(weights)
     if draft_token_ids is not None:
         rows = np.ascontiguousarray(rows[draft_token_ids])
-    return weights.store(net, "lm_head.weight", rows, embedding_dtype(weights.dtype))
+    return weights.store(net, "lm_head.weight", rows, embedding_dtype(weights.dtype, net.dtype))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,14 @@ from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.graph._quantize import FloatArray, block_size_for, quantize_blocks, quantize_rows, row_chunks
 from trtllm_dspark.graph.network import FLOAT_DTYPES, MICROSOFT, Network, StoredTensor, WeightFile
 
-WeightDtype = Literal["int8", "float32", "w8a8", "float16", "bfloat16"]
+WeightDtype = Literal["int8", "float32", "w8a8", "float16", "bfloat16", "w8a16", "w4a16", "fp8"]
 WEIGHT_DTYPES: tuple[WeightDtype, ...] = ("int8", "float32", "w8a8")
 """Formats of the ONNX Runtime lowering; it computes in float32."""
+FLOAT_NAMES: dict[np.dtype[Any], WeightDtype] = {
+    FLOAT_DTYPES["float32"]: "float32",
+    FLOAT_DTYPES["float16"]: "float16",
+    FLOAT_DTYPES["bfloat16"]: "bfloat16",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +131,13 @@ class RowInt8Matrix(StoredMatrix):
         raise NotImplementedError("embeddings are stored with one scale a block, see embedding_dtype")
 
 
-def embedding_dtype(weight_dtype: WeightDtype) -> WeightDtype:
-    """Return how the embedding and the head are stored: the head loses too much with one scale a row."""
+def embedding_dtype(weight_dtype: WeightDtype, float_dtype: np.dtype[Any]) -> WeightDtype:
+    """Return how the embedding and the head are stored: the head loses too much with one scale a row.
+
+    Weight-only formats leave both in the graph's float type: a tied table is stored once and looked up by row.
+    """
+    if weight_dtype in ("w8a16", "w4a16", "fp8"):
+        return FLOAT_NAMES[float_dtype]
     return "int8" if weight_dtype == "w8a8" else weight_dtype
 
 

@@ -69,7 +69,7 @@ def write_target(
         net = Network("target", file, lowering.dtype)
         weights = Weights(arrays, weight_dtype, progress)
         table_shape = (config.vocab_size, config.hidden_size)
-        dtype = embedding_dtype(weight_dtype)
+        dtype = embedding_dtype(weight_dtype, net.dtype)
         embedding = weights.store(net, "embed.weight", weights.read("embed.weight", table_shape), dtype)
         x = embedding.gather(net, net.input("input_ids", np.int64, ["T"]))
         attention = lowering.causal(net, config, max_seq_len)

@@ -11,6 +11,7 @@ from trtllm_dspark.errors import ShapeError
 from trtllm_dspark.graph._quantize import FloatArray
 from trtllm_dspark.graph.matrices import StoredMatrix, WeightDtype, store_matrix
 from trtllm_dspark.graph.network import FLOAT_DTYPES, Network
+from trtllm_dspark.graph.weight_only import WEIGHT_ONLY, store_weight_only
 
 Arrays = Mapping[str, FloatArray]
 Progress = Callable[[str], None]
@@ -71,13 +72,18 @@ class Weights:
                 self.read(f"{s}.bias", (rows,)) if f"{s}.bias" in self.arrays else np.zeros(rows, np.float32)
                 for s, rows in zip(sources, shapes, strict=True)
             ]
-            bias = _scaled(np.concatenate(biases), factor).astype(FLOAT_DTYPES.get(dtype or self.dtype, np.float32))
+            bias = _scaled(np.concatenate(biases), factor).astype(FLOAT_DTYPES.get(dtype or self.dtype, net.dtype))
             y = net.node("Add", y, net.weight(f"{name[:-7]}.bias", bias))
         return y
 
     def store(self, net: Network, name: str, weight: FloatArray, dtype: WeightDtype | None = None) -> StoredMatrix:
         """Store a matrix in the graph's data file, in `dtype` or this object's."""
-        matrix = store_matrix(net.weights, name, weight, dtype or self.dtype)
+        chosen = dtype or self.dtype
+        matrix: StoredMatrix
+        if chosen in WEIGHT_ONLY:
+            matrix = store_weight_only(net.weights, name, weight, chosen, net.dtype)
+        else:
+            matrix = store_matrix(net.weights, name, weight, chosen)
         if self.progress is not None:
             self.progress(name)
         return matrix

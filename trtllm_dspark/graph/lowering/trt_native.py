@@ -23,6 +23,7 @@ from trtllm_dspark.graph._rope import rope_tables
 from trtllm_dspark.graph.checker import check_tensorrt
 from trtllm_dspark.graph.matrices import WeightDtype
 from trtllm_dspark.graph.network import FLOAT_DTYPES, Dim, Network
+from trtllm_dspark.graph.weight_only import WEIGHT_ONLY
 from trtllm_dspark.graph.weights import Weights
 
 TENSORRT = "trt"
@@ -145,7 +146,7 @@ class TrtNativeLowering:
     @property
     def weight_dtypes(self) -> tuple[WeightDtype, ...]:
         """Formats of linear layers it can be combined with."""
-        return (self.dtype_name,)
+        return (self.dtype_name, *WEIGHT_ONLY)
 
     def check(self, model: onnx.ModelProto) -> None:
         """Refuse what TensorRT's parser drops silently."""
