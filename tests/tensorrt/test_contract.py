@@ -9,14 +9,12 @@ import pytest
 from helpers.kernels.plugin_harness import Harness
 
 from trtllm_dspark.errors import EngineError
-from trtllm_dspark.plugins import PluginSpec, contract_hash, parse_contract, plugin_contract
-
-FROZEN = Path(__file__).parent / "contract.txt"
+from trtllm_dspark.plugins import PluginSpec, contract_hash, expected_contract, parse_contract, plugin_contract
 
 
 def test_contract_text_is_the_frozen_one(host_plugins: Path) -> None:
-    """A plugin whose lines change gets a new version, here and in contract.txt: built engines rely on the old one."""
-    assert plugin_contract(host_plugins) == FROZEN.read_text()
+    """A plugin whose lines change gets a new version, there and in plugins/contract.txt: built engines rely on it."""
+    assert plugin_contract(host_plugins) == expected_contract()
 
 
 def test_contract_fields_are_what_creators_tell(harness: Harness, specs: dict[str, PluginSpec]) -> None:
@@ -30,7 +28,7 @@ def test_contract_fields_are_what_creators_tell(harness: Harness, specs: dict[st
 
 
 def test_contract_hash_is_sha256_of_the_text() -> None:
-    text = FROZEN.read_text()
+    text = expected_contract()
     assert contract_hash(text) == hashlib.sha256(text.encode()).hexdigest()
     assert contract_hash(text) != contract_hash(text.replace("kv_split", "kv_piece"))
 
@@ -53,4 +51,4 @@ def test_parse_contract_foreign_line_is_refused() -> None:
 
 def test_plugin_contract_wrong_file_is_refused() -> None:
     with pytest.raises(EngineError, match="is not the trtllm_dspark plugin library"):
-        plugin_contract(FROZEN)
+        plugin_contract(Path(__file__))

@@ -1,6 +1,12 @@
 """The native libraries with CUDA in them: how to build them, what they promise, how to launch their kernels."""
 
-from trtllm_dspark.plugins.contract import PluginSpec, contract_hash, parse_contract, plugin_contract
+from trtllm_dspark.plugins.contract import (
+    PluginSpec,
+    contract_hash,
+    expected_contract,
+    parse_contract,
+    plugin_contract,
+)
 from trtllm_dspark.plugins.library import ELEMENT_TYPES, KernelLibrary
 from trtllm_dspark.plugins.toolchain import Toolchain, find_toolchain
 
@@ -10,6 +16,7 @@ __all__ = [
     "PluginSpec",
     "Toolchain",
     "contract_hash",
+    "expected_contract",
     "find_toolchain",
     "parse_contract",
     "plugin_contract",

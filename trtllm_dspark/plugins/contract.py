@@ -97,6 +97,11 @@ def plugin_contract(path: str | Path) -> str:
     return bytes(function()).decode()
 
 
+def expected_contract() -> str:
+    """Return the contract text that this package's graphs are written for."""
+    return (Path(__file__).parent / "contract.txt").read_text(encoding="utf-8")
+
+
 def contract_hash(contract: str) -> str:
     """Return the SHA-256 of a contract text, as engine manifests hold it."""
     return hashlib.sha256(contract.encode()).hexdigest()
