@@ -101,11 +101,21 @@ class Network:
     outputs: list[onnx.ValueInfoProto] = field(default_factory=list)
     initializers: list[onnx.TensorProto] = field(default_factory=list)
     _known: set[str] = field(default_factory=set)
+    _stored: dict[str, StoredTensor] = field(default_factory=dict)
     _counter: int = 0
 
     def input(self, name: str, dtype: DTypeLike, shape: Sequence[Dim]) -> str:
-        """Declare a graph input."""
-        self.inputs.append(_value_info(name, dtype, shape))
+        """Declare a graph input; declaring it again in the same way changes nothing.
+
+        Raises:
+            ShapeError: it is declared with another type or shape.
+        """
+        info = _value_info(name, dtype, shape)
+        known = next((value for value in self.inputs if value.name == name), None)
+        if known is None:
+            self.inputs.append(info)
+        elif known != info:
+            raise ShapeError(f"graph input {name!r} is declared twice with different types or shapes; use another name")
         return name
 
     def output(self, value: str, name: str, dtype: DTypeLike, shape: Sequence[Dim]) -> str:
@@ -124,6 +134,15 @@ class Network:
         names = [f"{stem}:{i}" for i in range(num_outputs)] if num_outputs > 1 else [stem]
         self.nodes.append(helper.make_node(op, list(inputs), names, name=stem, domain=domain, **attributes))
         return names
+
+    def named(
+        self, op: str, inputs: Sequence[str], outputs: Sequence[str], *, domain: str = "", **attributes: Any
+    ) -> None:
+        """Append a node whose outputs have the names given."""
+        self._counter += 1
+        self.nodes.append(
+            helper.make_node(op, list(inputs), list(outputs), name=f"{op}_{self._counter}", domain=domain, **attributes)
+        )
 
     def node(self, op: str, *inputs: str, domain: str = "", out: str | None = None, **attributes: Any) -> str:
         """Append a node with one output and return its name; `out` fixes that name."""
@@ -159,8 +178,20 @@ class Network:
         """Store an array in the external data file and return its name."""
         return self.stored(name, self.weights.append(name, [value], value.shape, value.dtype))
 
+    def shared_weight(self, name: str, value: NDArray[Any]) -> str:
+        """Store an array once however often it is asked for; its name is `name` and a digest of the values."""
+        digest = hashlib.sha1(value.tobytes(), usedforsecurity=False).hexdigest()[:16]
+        name = f"{name}/{digest}"
+        return name if name in self._known else self.weight(name, value)
+
     def stored(self, name: str, tensor: StoredTensor) -> str:
-        """Reference a tensor that an external data file beside the graph already holds."""
+        """Reference a tensor that an external data file beside the graph already holds.
+
+        Raises:
+            ShapeError: the name stands for another tensor.
+        """
+        if self._stored.setdefault(name, tensor) != tensor:
+            raise ShapeError(f"weight {name!r} is stored twice with different values; give each a name of its own")
         if name in self._known:
             return name
         self._known.add(name)

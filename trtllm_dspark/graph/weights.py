@@ -20,11 +20,12 @@ Progress = Callable[[str], None]
 
 @dataclass(slots=True)
 class Weights:
-    """Arrays of one checkpoint and how to store them."""
+    """Arrays of one checkpoint and how to store them; a graph of two models gives the names of one a `prefix`."""
 
     arrays: Arrays
     dtype: WeightDtype
     progress: Progress | None = None
+    prefix: str = ""
 
     def read(self, name: str, shape: tuple[int, ...] | None = None) -> FloatArray:
         """Return one array as float32, checked against `shape`.
@@ -73,11 +74,12 @@ class Weights:
                 for s, rows in zip(sources, shapes, strict=True)
             ]
             bias = _scaled(np.concatenate(biases), factor).astype(FLOAT_DTYPES.get(dtype or self.dtype, net.dtype))
-            y = net.node("Add", y, net.weight(f"{name[:-7]}.bias", bias))
+            y = net.node("Add", y, net.weight(f"{self.prefix}{name[:-7]}.bias", bias))
         return y
 
     def store(self, net: Network, name: str, weight: FloatArray, dtype: WeightDtype | None = None) -> StoredMatrix:
         """Store a matrix in the graph's data file, in `dtype` or this object's."""
+        name = self.prefix + name
         chosen = dtype or self.dtype
         matrix: StoredMatrix
         if chosen in WEIGHT_ONLY:
@@ -91,7 +93,7 @@ class Weights:
     def norm_weight(self, net: Network, name: str, size: int, factor: float = 1.0) -> str:
         """Store the norm weight `{name}.weight` [size] times `factor` in the graph's type and return its name."""
         weight = _scaled(self.read(f"{name}.weight", (size,)), factor)
-        return net.weight(f"{name}.weight", weight.astype(net.dtype))
+        return net.weight(f"{self.prefix}{name}.weight", weight.astype(net.dtype))
 
     def norm(self, net: Network, x: str, name: str, size: int, epsilon: float, factor: float = 1.0) -> str:
         """Append an RMSNorm over the last axis with the weight `{name}.weight` [size] times `factor`."""
