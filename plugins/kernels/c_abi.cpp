@@ -91,8 +91,15 @@ std::string raggedAcceptText() {
 std::string roundBeginText() {
     using Params = RoundBeginParams;
     std::string text = opText("round_begin", sizeof(Params));
-    FIELD(num_requests); FIELD(block_size); FIELD(mask_token); FIELD(active); FIELD(max_drafts); FIELD(anchors);
-    FIELD(positions); FIELD(remaining); FIELD(caps); FIELD(starts); FIELD(block_ids);
+    FIELD(num_requests); FIELD(block_size); FIELD(mask_token); FIELD(anchors); FIELD(positions); FIELD(starts);
+    FIELD(block_ids);
+    return text;
+}
+
+std::string roundCapsText() {
+    using Params = RoundCapsParams;
+    std::string text = opText("round_caps", sizeof(Params));
+    FIELD(num_requests); FIELD(active); FIELD(max_drafts); FIELD(remaining); FIELD(draft_status); FIELD(caps);
     return text;
 }
 
@@ -122,6 +129,7 @@ std::string roundCommitText() {
 
 int64_t workspaceBytes(KvAppendParams const&) { return 0; }
 int64_t workspaceBytes(RoundBeginParams const&) { return 0; }
+int64_t workspaceBytes(RoundCapsParams const&) { return 0; }
 int64_t workspaceBytes(RoundRowsParams const&) { return 0; }
 int64_t workspaceBytes(RoundBanParams const&) { return 0; }
 int64_t workspaceBytes(RoundCommitParams const&) { return 0; }
@@ -147,6 +155,7 @@ LaunchStatus launch(ConfidenceScheduleParams const& p, cudaStream_t stream) {
 }
 LaunchStatus launch(RaggedAcceptParams const& p, cudaStream_t stream) { return launchRaggedAccept(p, stream); }
 LaunchStatus launch(RoundBeginParams const& p, cudaStream_t stream) { return launchRoundBegin(p, stream); }
+LaunchStatus launch(RoundCapsParams const& p, cudaStream_t stream) { return launchRoundCaps(p, stream); }
 LaunchStatus launch(RoundRowsParams const& p, cudaStream_t stream) { return launchRoundRows(p, stream); }
 LaunchStatus launch(RoundBanParams const& p, cudaStream_t stream) { return launchRoundBan(p, stream); }
 LaunchStatus launch(RoundCommitParams const& p, cudaStream_t stream) { return launchRoundCommit(p, stream); }
@@ -164,6 +173,7 @@ bool withParams(char const* op, void const* params, Visit const& visit) {
     }
     if (std::strcmp(op, "ragged_accept") == 0) return visit(*static_cast<RaggedAcceptParams const*>(params)), true;
     if (std::strcmp(op, "round_begin") == 0) return visit(*static_cast<RoundBeginParams const*>(params)), true;
+    if (std::strcmp(op, "round_caps") == 0) return visit(*static_cast<RoundCapsParams const*>(params)), true;
     if (std::strcmp(op, "round_rows") == 0) return visit(*static_cast<RoundRowsParams const*>(params)), true;
     if (std::strcmp(op, "round_ban") == 0) return visit(*static_cast<RoundBanParams const*>(params)), true;
     if (std::strcmp(op, "round_commit") == 0) return visit(*static_cast<RoundCommitParams const*>(params)), true;
@@ -175,7 +185,7 @@ bool withParams(char const* op, void const* params, Visit const& visit) {
 char const* dspark_params_layout() noexcept {
     static std::string const text = kvAppendText() + raggedAttentionText() + markovDraftText() +
                                     confidenceScheduleText() + raggedAcceptText() + roundBeginText() +
-                                    roundRowsText() + roundBanText() + roundCommitText();
+                                    roundCapsText() + roundRowsText() + roundBanText() + roundCommitText();
     return text.c_str();
 }
 

@@ -12,22 +12,25 @@ __device__ inline bool isLive(int32_t const* active, int32_t const* remaining, i
     return row < active[0] && remaining[row] > 0;
 }
 
-//! A thread an entry of block_ids; the first of each row writes the row's scalars.
+//! A thread an entry of block_ids; the first of each row writes where the row begins.
 static __global__ void __launch_bounds__(kRoundThreads) roundBeginKernel(RoundBeginParams const p) {
     int64_t const at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     int64_t const width = p.block_size > 0 ? p.block_size : 1;
     int64_t const row = at / width, column = at % width;
     if (row >= p.num_requests) return;
-    if (column == 0) {
-        int32_t cap = 0;
-        if (isLive(p.active, p.remaining, row)) {
-            int32_t const left = p.remaining[row] - 1;
-            cap = p.max_drafts[row] < left ? p.max_drafts[row] : left;
-        }
-        p.caps[row] = cap > 0 ? cap : 0;
-        p.starts[row] = p.positions[row];
-    }
+    if (column == 0) p.starts[row] = p.positions[row];
     if (p.block_size > 0) p.block_ids[at] = column == 0 ? p.anchors[row] : p.mask_token;
+}
+
+static __global__ void __launch_bounds__(kRoundThreads) roundCapsKernel(RoundCapsParams const p) {
+    int64_t const row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (row >= p.num_requests) return;
+    int32_t cap = 0;
+    if (isLive(p.active, p.remaining, row) && p.draft_status[row] == 0) {
+        int32_t const left = p.remaining[row] - 1;
+        cap = p.max_drafts[row] < left ? p.max_drafts[row] : left;
+    }
+    p.caps[row] = cap > 0 ? cap : 0;
 }
 
 //! A thread an entry of pad_index and of the packed arrays.

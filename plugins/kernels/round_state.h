@@ -12,19 +12,25 @@
 
 namespace dspark {
 
-//! Beginning of a round: most drafts of each row and the inputs of the block pass. One launch.
+//! Beginning of a round: inputs of the block pass. One launch.
 struct RoundBeginParams {
     int32_t num_requests;  // R, rows of the round
     int32_t block_size;    // tokens of a block, anchor first; 0 = no block
     int32_t mask_token;    // id behind the anchor
-    int32_t const* active;     // [1]
-    int32_t const* max_drafts;  // [R] most drafts a request wants
     int32_t const* anchors;    // [R]
     int32_t const* positions;  // [R]
-    int32_t const* remaining;  // [R]
-    int32_t* caps;             // [R] min(max_drafts, remaining - 1), 0 for rows that are not live
     int64_t* starts;           // [R] positions, as the passes take them
     int64_t* block_ids;        // [R, block_size] anchor and masks
+};
+
+//! How many drafts of each row may be verified. One launch.
+struct RoundCapsParams {
+    int32_t num_requests;  // R
+    int32_t const* active;       // [1]
+    int32_t const* max_drafts;   // [R] most drafts a request wants
+    int32_t const* remaining;    // [R]
+    int32_t const* draft_status;  // [R] of markov_draft
+    int32_t* caps;  // [R] min(max_drafts, remaining - 1); 0 for rows that are not live or whose draft failed
 };
 
 //! Packed rows -> inputs of a target pass with a padded attention view. One launch.
@@ -68,6 +74,7 @@ struct RoundCommitParams {
 };
 
 LaunchStatus launchRoundBegin(RoundBeginParams const& params, cudaStream_t stream) noexcept;
+LaunchStatus launchRoundCaps(RoundCapsParams const& params, cudaStream_t stream) noexcept;
 LaunchStatus launchRoundRows(RoundRowsParams const& params, cudaStream_t stream) noexcept;
 LaunchStatus launchRoundBan(RoundBanParams const& params, cudaStream_t stream) noexcept;
 LaunchStatus launchRoundCommit(RoundCommitParams const& params, cudaStream_t stream) noexcept;

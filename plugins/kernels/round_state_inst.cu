@@ -23,6 +23,13 @@ LaunchStatus launchRoundBegin(RoundBeginParams const& p, cudaStream_t stream) no
     return launchKernel(roundBeginKernel, threadsFor(p.num_requests * width), dim3(kRoundThreads), 0, stream, p);
 }
 
+LaunchStatus launchRoundCaps(RoundCapsParams const& p, cudaStream_t stream) noexcept {
+    LaunchStatus const requests = checkRequests(p.num_requests);
+    if (!requests.ok()) return requests;
+    if (p.num_requests == 0) return launchOk();
+    return launchKernel(roundCapsKernel, threadsFor(p.num_requests), dim3(kRoundThreads), 0, stream, p);
+}
+
 LaunchStatus launchRoundRows(RoundRowsParams const& p, cudaStream_t stream) noexcept {
     LaunchStatus const requests = checkRequests(p.num_requests);
     if (!requests.ok()) return requests;

@@ -50,16 +50,16 @@ def check_state(backend: Backend, shape: StateShape) -> None:
     state = {"active": active, "anchors": anchors, "positions": positions, "remaining": remaining}
 
     begun = _run(
-        backend, "round_begin", {"num_requests": rows, "block_size": shape.block_size, "mask_token": 36},
-        state | {"max_drafts": max_drafts},
-        {
-            "caps": ((rows,), np.int32),
-            "starts": ((rows,), np.int64),
-            "block_ids": ((rows, max(shape.block_size, 1)), np.int64),
-        },
+        backend, "round_begin", {"num_requests": rows, "block_size": shape.block_size, "mask_token": 36}, state,
+        {"starts": ((rows,), np.int64), "block_ids": ((rows, max(shape.block_size, 1)), np.int64)},
     )  # fmt: skip
-    caps = np.where(live, np.minimum(max_drafts, remaining - 1), 0)
-    np.testing.assert_array_equal(begun["caps"], np.maximum(caps, 0), err_msg=f"{shape=}")
+    draft_status = (random.random(rows) < 0.2).astype(np.int32)
+    found = _run(
+        backend, "round_caps", {"num_requests": rows},
+        state | {"max_drafts": max_drafts, "draft_status": draft_status}, {"caps": ((rows,), np.int32)},
+    )  # fmt: skip
+    caps = np.where(live & (draft_status == 0), np.minimum(max_drafts, remaining - 1), 0)
+    np.testing.assert_array_equal(found["caps"], np.maximum(caps, 0), err_msg=f"{shape=}")
     np.testing.assert_array_equal(begun["starts"], positions, err_msg=f"{shape=}")
     if shape.block_size:
         ids = np.full((rows, shape.block_size), 36)
