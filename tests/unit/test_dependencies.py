@@ -19,7 +19,7 @@ EVERYBODY = {"errors", "checkpoint.config", "__init__"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "checkpoint": set(),
-    "graph": set(),
+    "graph": {"plugins"},
     "engine_dir": set(),
     "engine": {"graph", "engine_dir", "_core"},
     "build": {"checkpoint", "graph", "engine_dir", "engine", "reference"},

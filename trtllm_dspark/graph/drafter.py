@@ -35,6 +35,23 @@ class DrafterSource:
     target_arrays: Arrays
     target: WrittenTarget
 
+    def check(self, max_draft_len: int) -> None:
+        """Refuse a drafter that does not fit its target or the blocks asked for.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        config = self.config
+        if not 1 <= max_draft_len <= config.block_size:
+            raise ConfigError(
+                f"max_draft_len is {max_draft_len}, this drafter allows 1..{config.block_size}; change it"
+            )
+        if "embed.weight" not in self.arrays and config.backbone.hidden_size != self.target_config.hidden_size:
+            raise ConfigError(
+                f"the drafter shares the target's embedding but its hidden size is {config.backbone.hidden_size}, "
+                f"the target's {self.target_config.hidden_size}; use the drafter trained for this target"
+            )
+
     def head_rows(self, weights: Weights) -> NDArray[np.float32]:
         """Return the output head [V, d] in float32: the drafter's own or the target's."""
         shape = (self.target_config.vocab_size, self.config.backbone.hidden_size)
@@ -79,15 +96,9 @@ def write_drafter(
         ConfigError: drafter and target do not fit, or a limit is out of range.
         ShapeError: a tensor is missing or has another shape than the configuration says.
     """
-    config = source.config
+    source.check(max_draft_len)
     check_weight_dtype(lowering, weight_dtype)
-    if not 1 <= max_draft_len <= config.block_size:
-        raise ConfigError(f"max_draft_len is {max_draft_len}, this drafter allows 1..{config.block_size}; change it")
-    if "embed.weight" not in source.arrays and config.backbone.hidden_size != source.target_config.hidden_size:
-        raise ConfigError(
-            f"the drafter shares the target's embedding but its hidden size is {config.backbone.hidden_size}, "
-            f"the target's {source.target_config.hidden_size}; use the drafter trained for this target"
-        )
+    config = source.config
     weights = Weights(source.arrays, weight_dtype, progress)
     num_positions = max_seq_len + config.block_size
     context = _write_context(directory, config, weights, num_positions, lowering)
@@ -98,26 +109,33 @@ def write_drafter(
 def _write_context(
     directory: Path, config: DrafterConfig, weights: Weights, num_positions: int, lowering: Lowering
 ) -> tuple[Path, ...]:
-    backbone = config.backbone
     file = WeightFile(directory / f"{CONTEXT_GRAPH}.data")
     try:
         net = Network("drafter_context", file, lowering.dtype)
         features = net.input("features", np.float32, ["T", config.feature_size])
-        # The target's features exceed float16's range: they are projected and normed in float32 whatever follows.
-        single = FLOAT_DTYPES["float32"]
-        dtype: WeightDtype = weights.dtype if net.dtype == single else "float32"
-        rows = weights.linear(net, features, ["fc"], [backbone.hidden_size], config.feature_size, dtype=dtype)
-        scale = net.weight("hidden_norm.weight", weights.read("hidden_norm.weight", (backbone.hidden_size,)))
-        rows = net.node("RMSNormalization", rows, scale, axis=-1, epsilon=backbone.rms_norm_eps, stash_type=1)
-        rows = net.cast(rows, single, net.dtype)
-        absorb = lowering.context(net, backbone, num_positions)
-        for layer in range(backbone.num_layers):
-            # The context's K and V come from hidden_norm directly; attn_norm belongs to the block's path only.
-            absorb(net, weights, layer, rows)
+        append_context(net, weights, config, lowering, num_positions, features)
         net.save(directory / CONTEXT_GRAPH, lowering.check)
     finally:
         file.close()
     return directory / CONTEXT_GRAPH, file.path
+
+
+def append_context(
+    net: Network, weights: Weights, config: DrafterConfig, lowering: Lowering, num_positions: int, features: str
+) -> None:
+    """Append the update of the drafter's context with target features [T, m * d] float32."""
+    backbone, single = config.backbone, FLOAT_DTYPES["float32"]
+    # The target's features exceed float16's range: they are projected and normed in float32 whatever follows.
+    dtype: WeightDtype = weights.dtype if net.dtype == single else "float32"
+    rows = weights.linear(net, features, ["fc"], [backbone.hidden_size], config.feature_size, dtype=dtype)
+    name = f"{weights.prefix}hidden_norm.weight"
+    scale = net.weight(name, weights.read("hidden_norm.weight", (backbone.hidden_size,)))
+    rows = net.node("RMSNormalization", rows, scale, axis=-1, epsilon=backbone.rms_norm_eps, stash_type=1)
+    rows = net.cast(rows, single, net.dtype)
+    absorb = lowering.context(net, backbone, num_positions)
+    for layer in range(backbone.num_layers):
+        # The context's K and V come from hidden_norm directly; attn_norm belongs to the block's path only.
+        absorb(net, weights, layer, rows)
 
 
 def _write_block(
@@ -129,29 +147,15 @@ def _write_block(
     draft_token_ids: NDArray[np.int64] | None,
     lowering: Lowering,
 ) -> tuple[Path, ...]:
-    config, backbone = source.config, source.config.backbone
-    gamma, size = config.block_size, backbone.hidden_size
+    gamma = source.config.block_size
     file = WeightFile(directory / f"{BLOCK_GRAPH}.data")
     try:
         net = Network("drafter_block", file, lowering.dtype)
-        ids = net.input("input_ids", np.int64, ["R", gamma])
-        embedding = _embedding(net, source, weights)
-        x = net.cast(
-            embedding.gather(net, net.node("Reshape", ids, net.ints(-1))), _float_dtype(embedding, net), net.dtype
-        )
-        attention = lowering.block(net, backbone, num_positions, gamma)
-        x = decoder_layers(net, weights, backbone, x, lowering, attention)[-1]
-        if max_draft_len < gamma:
-            blocks = net.node("Reshape", x, net.ints(-1, gamma, size))
-            kept = net.node("Slice", blocks, net.ints(0), net.ints(max_draft_len), net.ints(1))
-            x = net.node("Reshape", kept, net.ints(-1, size))
-        hidden = weights.norm(net, x, "norm", size, backbone.rms_norm_eps)
-        head = _head(net, source, weights, draft_token_ids)
-        head_dtype = _float_dtype(head, net)
-        logits = head.multiply(net, net.cast(hidden, net.dtype, head_dtype))
+        ids = net.node("Reshape", net.input("input_ids", np.int64, ["R", gamma]), net.ints(-1))
+        block = append_block(net, source, weights, lowering, num_positions, max_draft_len, draft_token_ids, ids)
         for name, value, dtype, width in (
-            ("hidden", hidden, net.dtype, size),
-            ("base_logits", logits, head_dtype, head.rows),
+            ("hidden", block.hidden, net.dtype, source.config.backbone.hidden_size),
+            ("base_logits", block.base_logits, block.logits_dtype, block.draft_vocab_size),
         ):
             single = net.cast(value, dtype, FLOAT_DTYPES["float32"])
             shaped = net.node("Reshape", single, net.ints(-1, max_draft_len, width), out=name)
@@ -160,6 +164,49 @@ def _write_block(
     finally:
         file.close()
     return directory / BLOCK_GRAPH, file.path
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBody:
+    """Values of a drafter's block.
+
+    Attributes:
+        hidden: [R * n, d] in the graph's type, n slots of each block.
+        base_logits: [R * n, Vd] in `logits_dtype`.
+        draft_vocab_size: Vd.
+    """
+
+    hidden: str
+    base_logits: str
+    logits_dtype: np.dtype[Any]
+    draft_vocab_size: int
+
+
+def append_block(
+    net: Network,
+    source: DrafterSource,
+    weights: Weights,
+    lowering: Lowering,
+    num_positions: int,
+    max_draft_len: int,
+    draft_token_ids: NDArray[np.int64] | None,
+    ids: str,
+) -> BlockBody:
+    """Append the backbone over blocks of token ids [R * gamma], up to its logits."""
+    backbone, gamma, size = source.config.backbone, source.config.block_size, source.config.backbone.hidden_size
+    embedding = _embedding(net, source, weights)
+    x = net.cast(embedding.gather(net, ids), _float_dtype(embedding, net), net.dtype)
+    attention = lowering.block(net, backbone, num_positions, gamma)
+    x = decoder_layers(net, weights, backbone, x, lowering, attention)[-1]
+    if max_draft_len < gamma:
+        blocks = net.node("Reshape", x, net.ints(-1, gamma, size))
+        kept = net.node("Slice", blocks, net.ints(0), net.ints(max_draft_len), net.ints(1))
+        x = net.node("Reshape", kept, net.ints(-1, size))
+    hidden = weights.norm(net, x, "norm", size, backbone.rms_norm_eps)
+    head = _head(net, source, weights, draft_token_ids)
+    head_dtype = _float_dtype(head, net)
+    logits = head.multiply(net, net.cast(hidden, net.dtype, head_dtype))
+    return BlockBody(hidden, logits, head_dtype, head.rows)
 
 
 def _float_dtype(matrix: StoredMatrix, net: Network) -> np.dtype[Any]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trtllm_dspark.checkpoint.config import DrafterConfig
 from trtllm_dspark.errors import EngineError
-from trtllm_dspark.graph._quantize import quantize_rows
+from trtllm_dspark.graph._quantize import FloatArray, quantize_rows
 from trtllm_dspark.graph.matrices import WeightDtype
 from trtllm_dspark.graph.weights import Arrays, Weights
 
@@ -51,18 +51,36 @@ def write_heads(
     Raises:
         ShapeError: a tensor is missing or has another shape than the configuration says.
     """
+    tensors: dict[str, NDArray[Any]] = dict(
+        head_arrays(config, arrays, vocab_size=vocab_size, draft_token_ids=draft_token_ids)
+    )
+    for name in ("markov.w1", "markov.w2") if weight_dtype != "float32" else ():
+        if name in tensors:
+            tensors[name], tensors[f"{name}.scale"] = quantize_rows(tensors[name])
+    if draft_token_ids is not None:
+        tensors["d2t"] = np.asarray(draft_token_ids, np.int64)
+    path = directory / HEADS_FILE
+    _write_safetensors(path, tensors)
+    return path
+
+
+def head_arrays(
+    config: DrafterConfig, arrays: Arrays, *, vocab_size: int, draft_token_ids: NDArray[np.int64] | None
+) -> dict[str, FloatArray]:
+    """Return the heads' weights in float32 under the names `write_heads` documents, `markov.w2` cut to the draft ids.
+
+    Raises:
+        ShapeError: a tensor is missing or has another shape than the configuration says.
+    """
     weights = Weights(arrays, "float32")
     rank, size = config.markov_rank, config.backbone.hidden_size
-    tensors: dict[str, NDArray[Any]] = {}
+    tensors: dict[str, FloatArray] = {}
     if config.markov_head != "none":
         for name in ("markov.w1", "markov.w2"):
             factor = weights.read(f"{name}.weight", (vocab_size, rank))
             if name == "markov.w2" and draft_token_ids is not None:
                 factor = factor[draft_token_ids]
-            if weight_dtype == "float32":
-                tensors[name] = factor
-            else:
-                tensors[name], tensors[f"{name}.scale"] = quantize_rows(factor)
+            tensors[name] = factor
     shapes = {"gated": ("markov.gate", (rank, size + rank)), "rnn": ("markov.rnn", (3 * rank, 2 * rank + size))}
     if config.markov_head in shapes:
         name, shape = shapes[config.markov_head]
@@ -74,11 +92,7 @@ def write_heads(
         tensors["confidence.weight"] = weights.read("confidence.weight", (width,))
         if "confidence.bias" in arrays:
             tensors["confidence.bias"] = weights.read("confidence.bias", (1,))
-    if draft_token_ids is not None:
-        tensors["d2t"] = np.asarray(draft_token_ids, np.int64)
-    path = directory / HEADS_FILE
-    _write_safetensors(path, tensors)
-    return path
+    return tensors
 
 
 def read_heads(path: Path) -> dict[str, NDArray[Any]]:

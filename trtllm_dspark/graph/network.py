@@ -81,6 +81,10 @@ class WeightFile:
         self.tensors[name] = stored
         return stored
 
+    def flush(self) -> None:
+        """Make what was written readable through the file system."""
+        self._file.flush()
+
     def close(self) -> None:
         """Flush and close the file."""
         self._file.close()
@@ -213,9 +217,10 @@ class Network:
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.initializers)
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="trtllm_dspark")
 
-    def save(self, path: Path, check: Callable[[onnx.ModelProto], None] | None = None) -> None:
-        """Write the graph file after `check` accepted the model."""
+    def save(self, path: Path, check: Callable[[onnx.ModelProto, Path], None] | None = None) -> None:
+        """Write the graph file after `check` accepted the model and the data files in the same directory."""
         model = self.model()
         if check is not None:
-            check(model)
+            self.weights.flush()
+            check(model, path.parent)
         path.write_bytes(model.SerializeToString())

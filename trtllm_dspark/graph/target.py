@@ -62,34 +62,69 @@ def write_target(
         ConfigError: a feature layer does not exist, or sizes do not fit `weight_dtype`.
         ShapeError: a tensor is missing or has another shape than the configuration says.
     """
-    check_weight_dtype(lowering, weight_dtype)
-    _check_layer_ids(feature_layer_ids, config.num_layers)
     file = WeightFile(directory / f"{TARGET_GRAPH}.data")
     try:
         net = Network("target", file, lowering.dtype)
         weights = Weights(arrays, weight_dtype, progress)
-        table_shape = (config.vocab_size, config.hidden_size)
-        dtype = embedding_dtype(weight_dtype, net.dtype)
-        embedding = weights.store(net, "embed.weight", weights.read("embed.weight", table_shape), dtype)
-        x = embedding.gather(net, net.input("input_ids", np.int64, ["T"]))
-        attention = lowering.causal(net, config, max_seq_len)
-        outputs = decoder_layers(net, weights, config, x, lowering, attention)
-        rows = net.node("Gather", outputs[-1], net.input("logit_rows", np.int64, ["L"]), axis=0)
-        hidden = weights.norm(net, rows, "norm", config.hidden_size, config.rms_norm_eps)
-        head = embedding
-        if not config.tie_word_embeddings:
-            head = weights.store(net, "lm_head.weight", weights.read("lm_head.weight", table_shape), dtype)
-        logits = net.cast(head.multiply(net, hidden), net.dtype, FLOAT_DTYPES["float32"])
-        net.output(logits, "logits", np.float32, ["L", config.vocab_size])
-        if feature_layer_ids:
-            features = [outputs[layer] for layer in feature_layer_ids]
-            joined = features[0] if len(features) == 1 else net.node("Concat", *features, axis=1)
-            joined = net.cast(joined, net.dtype, FLOAT_DTYPES["float32"])
-            net.output(joined, "features", np.float32, ["T", len(features) * config.hidden_size])
+        body = append_target(net, weights, config, lowering, max_seq_len, feature_layer_ids)
+        single = FLOAT_DTYPES["float32"]
+        net.output(net.cast(body.logits, net.dtype, single), "logits", np.float32, ["L", config.vocab_size])
+        if body.features is not None:
+            width = len(feature_layer_ids) * config.hidden_size
+            net.output(net.cast(body.features, net.dtype, single), "features", np.float32, ["T", width])
         net.save(directory / TARGET_GRAPH, lowering.check)
     finally:
         file.close()
-    return WrittenTarget((directory / TARGET_GRAPH, file.path), embedding, head)
+    return WrittenTarget((directory / TARGET_GRAPH, file.path), body.embedding, body.head)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetBody:
+    """Values of a target network in the graph's type.
+
+    Attributes:
+        logits: [L, V].
+        features: [T, m * d], or None where no layer is captured.
+    """
+
+    logits: str
+    features: str | None
+    embedding: StoredMatrix
+    head: StoredMatrix
+
+
+def append_target(
+    net: Network,
+    weights: Weights,
+    config: ModelConfig,
+    lowering: Lowering,
+    max_seq_len: int,
+    feature_layer_ids: Sequence[int],
+) -> TargetBody:
+    """Append a target from the graph inputs input_ids [T] and logit_rows [L] to its logits and features.
+
+    Raises:
+        ConfigError: a feature layer does not exist, or sizes do not fit the weights' type.
+        ShapeError: a tensor is missing or has another shape than the configuration says.
+    """
+    check_weight_dtype(lowering, weights.dtype)
+    _check_layer_ids(feature_layer_ids, config.num_layers)
+    table_shape = (config.vocab_size, config.hidden_size)
+    dtype = embedding_dtype(weights.dtype, net.dtype)
+    embedding = weights.store(net, "embed.weight", weights.read("embed.weight", table_shape), dtype)
+    x = embedding.gather(net, net.input("input_ids", lowering.index_dtype, ["T"]))
+    attention = lowering.causal(net, config, max_seq_len)
+    outputs = decoder_layers(net, weights, config, x, lowering, attention)
+    rows = net.node("Gather", outputs[-1], net.input("logit_rows", lowering.index_dtype, ["L"]), axis=0)
+    hidden = weights.norm(net, rows, "norm", config.hidden_size, config.rms_norm_eps)
+    head = embedding
+    if not config.tie_word_embeddings:
+        head = weights.store(net, "lm_head.weight", weights.read("lm_head.weight", table_shape), dtype)
+    features = None
+    if feature_layer_ids:
+        captured = [outputs[layer] for layer in feature_layer_ids]
+        features = captured[0] if len(captured) == 1 else net.node("Concat", *captured, axis=1)
+    return TargetBody(head.multiply(net, hidden), features, embedding, head)
 
 
 def _check_layer_ids(layer_ids: Sequence[int], num_layers: int) -> None:

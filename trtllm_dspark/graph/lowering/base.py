@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -54,6 +55,11 @@ class Lowering(Protocol):
         ...
 
     @property
+    def index_dtype(self) -> np.dtype[Any]:
+        """Integer type of token ids and row indices among the graph inputs."""
+        ...
+
+    @property
     def weight_dtypes(self) -> tuple[WeightDtype, ...]:
         """Formats of linear layers it can be combined with."""
         ...
@@ -74,8 +80,8 @@ class Lowering(Protocol):
         """Cache update of the drafter's context over packed rows."""
         ...
 
-    def check(self, model: onnx.ModelProto) -> None:
-        """Refuse a finished graph that the target would misread.
+    def check(self, model: onnx.ModelProto, directory: Path) -> None:
+        """Refuse a finished graph, its data files in `directory`, that the target would misread.
 
         Raises:
             EngineError: it would.

@@ -9,6 +9,7 @@ query head a KV head (G = 1) a caller never issues S = 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -142,9 +143,10 @@ class OrtLowering:
 
     name = "ort"
     dtype = FLOAT_DTYPES["float32"]
+    index_dtype = np.dtype(np.int64)
     weight_dtypes = WEIGHT_DTYPES
 
-    def check(self, model: onnx.ModelProto) -> None:
+    def check(self, model: onnx.ModelProto, directory: Path) -> None:
         """Accept every graph: ONNX Runtime refuses by itself what it cannot run."""
 
     def add_norm(self, net: Network, x: str, change: str, scale: str, epsilon: float) -> tuple[str, str]:

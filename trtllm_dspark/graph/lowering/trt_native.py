@@ -13,6 +13,7 @@ Every choice here avoids something TensorRT's parser or builder gets wrong silen
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -137,6 +138,7 @@ class TrtNativeLowering:
     cache_length: int
     dtype_name: Literal["float16", "bfloat16", "float32"] = "bfloat16"
     name = "trt_native"
+    index_dtype = np.dtype(np.int64)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -148,9 +150,9 @@ class TrtNativeLowering:
         """Formats of linear layers it can be combined with."""
         return (self.dtype_name, *WEIGHT_ONLY)
 
-    def check(self, model: onnx.ModelProto) -> None:
+    def check(self, model: onnx.ModelProto, directory: Path) -> None:
         """Refuse what TensorRT's parser drops silently."""
-        check_tensorrt(model)
+        check_tensorrt(model, directory, comparison=self.dtype_name == "float32")
 
     def add_norm(self, net: Network, x: str, change: str, scale: str, epsilon: float) -> tuple[str, str]:
         """Append Add and RMSNormalization; the builder fuses them."""

@@ -1,0 +1,57 @@
+"""Weights that a graph holds twice: the builder stores each initializer of its own, a tied head would double."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+_MIN_BYTES = 1 << 16
+_SAMPLE_ROWS = 16
+
+
+def duplicated_weights(model: onnx.ModelProto, directory: Path) -> Iterator[str]:
+    """Yield a problem for each pair of matrices with equal values, transposed ones included; reads the data files."""
+    large = [
+        tensor
+        for tensor in model.graph.initializer
+        if len(tensor.dims) == 2 and _num_bytes(tensor) >= _MIN_BYTES and tensor.external_data
+    ]
+    for one, other in combinations(large, 2):
+        if one.data_type != other.data_type or _num_bytes(one) != _num_bytes(other):
+            continue
+        first, second = _values(one, directory), _values(other, directory)
+        same, turned = list(one.dims) == list(other.dims), list(one.dims) == list(other.dims)[::-1]
+        if (same and _equal(first, second)) or (turned and _equal(first, second.T)):
+            yield (
+                f"weights {one.name!r} and {other.name!r} hold the same values, TensorRT would store them twice; "
+                "use one initializer for both"
+            )
+
+
+def _num_bytes(tensor: onnx.TensorProto) -> int:
+    return next((int(entry.value) for entry in tensor.external_data if entry.key == "length"), 0)
+
+
+def _values(tensor: onnx.TensorProto, directory: Path) -> NDArray[np.uint8]:
+    """Map the bytes of a matrix as [rows, columns] elements of raw bytes."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    length, offset = int(entries["length"]), int(entries["offset"])
+    raw = np.memmap(directory / entries["location"], np.uint8, "r", offset, (length,))
+    rows, columns = tensor.dims
+    size = length // (rows * columns)
+    # Values of less than a byte stay packed.
+    return raw.view(np.dtype(f"V{size}")).reshape(rows, columns) if size else raw.reshape(rows, -1)
+
+
+def _equal(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> bool:
+    """Compare a sample before everything: matrices of one shape are common, equal ones are not."""
+    if first[:_SAMPLE_ROWS].tobytes() != second[:_SAMPLE_ROWS].tobytes():
+        return False
+    return all(
+        first[row : row + 1024].tobytes() == second[row : row + 1024].tobytes() for row in range(0, len(first), 1024)
+    )
