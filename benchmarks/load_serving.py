@@ -1,9 +1,12 @@
 """Load a running `trtllm-dspark serve` over HTTP with many streams that join, end and leave at random.
 
 Usage: load_serving.py --url 127.0.0.1:8000 --launcher_pid PID [--seconds 120] [--streams 64] [--cancel 0.1]
+    [--sampled 0.3] [--no_compare]
 
-Every finished stream must equal the same request alone. Prints one JSON line: tokens a second, time to the first event,
-errors, and the resident memory and /dev/shm of all server processes over time.
+Afterwards every finished request is sent once more, alone, and must give the same text. `--sampled` draws seeds and a
+temperature for a part of the requests; for those the server must run with `--acceptance coupled`. Prints one JSON line:
+tokens a second, time to the first event, outputs that differ, slots in use at the end, and the resident memory and
+/dev/shm of all server processes over time.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,7 @@ class Load:
     tokens: int = 0
     finished: int = 0
     cancelled: int = 0
-    wrong: list[str] = field(default_factory=list)
+    texts: list[tuple[Job, str]] = field(default_factory=list)
     first_event_s: list[float] = field(default_factory=list)
     memory_kb: list[int] = field(default_factory=list)
     shm_bytes: list[int] = field(default_factory=list)
@@ -46,15 +49,19 @@ class Job:
     max_tokens: int
     model: str
     leave_after: int | None
+    temperature: float = 0.0
+    seed: int = 0
 
     @property
     def fields(self) -> dict[str, Any]:
         """Return the JSON fields of a streaming request."""
+        sampling = {"temperature": self.temperature, "seed": self.seed} if self.temperature else {}
         return {
             "text_input": self.prompt,
             "max_tokens": self.max_tokens,
             "stream": True,
             "return_num_output_tokens": True,
+            **sampling,
         }
 
 
@@ -87,17 +94,20 @@ async def stream(address: tuple[str, int], job: Job, load: Load) -> str | None:
     return "".join(text)
 
 
-def random_job(generator: random.Random, max_tokens: int, cancel: float) -> Job:
+def random_job(generator: random.Random, max_tokens: int, cancel: float, sampled: float) -> Job:
     """Draw a request."""
     prompt = "".join(generator.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=generator.randrange(1, 40)))
     leave = generator.randrange(1, 20) if generator.random() < cancel else None
-    return Job(prompt, generator.randrange(1, max_tokens), generator.choice(MODELS), leave)
+    temperature = generator.choice((0.7, 3.0, 6.0)) if generator.random() < sampled else 0.0
+    return Job(
+        prompt, generator.randrange(1, max_tokens), generator.choice(MODELS), leave, temperature,
+        generator.randrange(1 << 40),
+    )  # fmt: skip
 
 
 async def client(
-    address: tuple[str, int], generator: random.Random, until: float, load: Load, draw: Callable[[random.Random], Job],
-    expected: Callable[[Job], str] | None,
-) -> None:  # fmt: skip
+    address: tuple[str, int], generator: random.Random, until: float, load: Load, draw: Callable[[random.Random], Job]
+) -> None:
     """Send one request after another."""
     while time.monotonic() < until:
         job = draw(generator)
@@ -106,10 +116,19 @@ async def client(
             load.cancelled += 1
             continue
         load.finished += 1
-        if expected is not None and text != expected(job):
-            load.wrong.append(f"{job}: {text[:200]!r}")
+        load.texts.append((job, text))
         if generator.random() < 0.1:
             await asyncio.sleep(generator.random() * 0.2)
+
+
+async def differences(address: tuple[str, int], texts: Sequence[tuple[Job, str]]) -> list[str]:
+    """Send requests again, one at a time, and describe those whose text is another one."""
+    found = []
+    for job, text in texts:
+        alone = await stream(address, job, Load())
+        if alone != text:
+            found.append(f"{job}: {text[:200]!r} became {(alone or '')[:200]!r}")
+    return found
 
 
 def tree(pid: int) -> list[int]:
@@ -147,8 +166,8 @@ async def run(
     streams: int,
     cancel: float = 0.1,
     max_tokens: int = 400,
+    sampled: float = 0.0,
     seed: int = 1,
-    expected: Callable[[Job], str] | None = None,
 ) -> Load:
     """Load the server and return what happened.
 
@@ -159,18 +178,16 @@ async def run(
         streams: concurrent clients.
         cancel: fraction of requests whose client leaves early.
         max_tokens: largest max_tokens drawn.
+        sampled: fraction of requests with a seed and a temperature.
         seed: of the traffic.
-        expected: the right text of a request, or None to skip the comparison.
     """
     load = Load()
     until = time.monotonic() + seconds
 
     def draw(generator: random.Random) -> Job:
-        return random_job(generator, max_tokens, cancel)
+        return random_job(generator, max_tokens, cancel, sampled)
 
-    clients = [
-        client(address, random.Random(f"{seed} {index}"), until, load, draw, expected) for index in range(streams)
-    ]
+    clients = [client(address, random.Random(f"{seed} {index}"), until, load, draw) for index in range(streams)]
     await asyncio.gather(sample(launcher_pid, until, load), *clients)
     return load
 
@@ -183,7 +200,6 @@ def summary(load: Load, seconds: float) -> dict[str, Any]:
         "tokens_per_s": round(load.tokens / seconds),
         "finished": load.finished,
         "cancelled": load.cancelled,
-        "wrong": len(load.wrong),
         "first_event_ms_p50": round(1e3 * statistics.median(load.first_event_s), 1),
         "memory_drift": round(statistics.mean(late) / statistics.mean(early) - 1, 4) if early and late else None,
         "memory_mb": round(statistics.mean(late) / 1024, 1) if late else None,
@@ -200,13 +216,21 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--cancel", type=float, default=0.1)
     parser.add_argument("--max_tokens", type=int, default=400)
+    parser.add_argument("--sampled", type=float, default=0.0)
+    parser.add_argument("--no_compare", action="store_true", help="do not send every request again")
     args = parser.parse_args()
     host, _, port = args.url.partition(":")
+    address = (host, int(port))
     load = asyncio.run(
-        run((host, int(port)), args.launcher_pid, seconds=args.seconds, streams=args.streams, cancel=args.cancel,
-            max_tokens=args.max_tokens)
+        run(address, args.launcher_pid, seconds=args.seconds, streams=args.streams, cancel=args.cancel,
+            max_tokens=args.max_tokens, sampled=args.sampled)
     )  # fmt: skip
-    print(json.dumps(summary(load, args.seconds)))
+    figures = summary(load, args.seconds)
+    if not args.no_compare:
+        found = asyncio.run(differences(address, load.texts))
+        figures |= {"compared": len(load.texts), "different": len(found)}
+        print("\n".join(found[:10]), file=sys.stderr)
+    print(json.dumps(figures))
     return 0
 
 

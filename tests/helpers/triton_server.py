@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_dspark.serving.children import children_of, command_line, process_state
-from trtllm_dspark.serving.launcher import PREFIX
+from trtllm_dspark.serving.leftovers import PREFIX
 
 MODEL_FILE = re.compile(r"/([A-Za-z0-9_]+)/1/model\.py")
 

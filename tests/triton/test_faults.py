@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.triton_server import Server, error_code, leftovers, wait_for
+
+from trtllm_dspark.serving.children import command_line
+from trtllm_dspark.serving.leftovers import PREFIX
 
 LONG = {"text_input": "a", "max_tokens": 2000, "num_draft_tokens": 0, "stream": True}
 
@@ -112,7 +117,7 @@ def test_stub_killed_or_frozen_tritonserver_is_restarted(
     server.wait_ready()
     assert server.children()["engine"] == before["engine"]
     assert server.generate_text("a", 5) == "bcdef"
-    regions = [entry for entry in leftovers(server.pid) if entry.startswith("/dev/shm")]
+    regions = [e for e in leftovers(server.pid) if e.startswith("/dev/shm") and not e.endswith("_lock")]
     assert len(regions) == len(server.stubs())
     wait_for(lambda: server.metric("dspark_requests_running") == 0)
 
@@ -145,15 +150,29 @@ def test_launcher_killed_everything_ends(start_server: Callable[..., Server]) ->
     streams.join()
     assert server.process is not None
     server.process.wait()
-    # Its temporary directory cannot be removed by anybody but the next launcher.
-    wait_for(lambda: all(entry.startswith("/tmp/") for entry in leftovers(server.pid)))
+    # Its temporary directory and its lock files cannot be removed by anybody but the next launcher.
+    wait_for(lambda: all(entry.startswith("/tmp/") or entry.endswith("_lock") for entry in leftovers(server.pid)))
     start_server().generate_text("a", 1)
     assert leftovers(server.pid) == []
 
 
-def test_log_on_a_full_disk_changes_nothing(toy_engine_dir: Any, tmp_path: Any) -> None:
-    from pathlib import Path
+def test_control_key_is_on_no_command_line_and_unlocks_the_control_api(start_server: Callable[..., Server]) -> None:
+    server = start_server()
+    (key_file,) = Path("/tmp").glob(f"{PREFIX}_{server.pid}_*/control_key")
+    assert key_file.stat().st_mode & 0o077 == 0 or key_file.parent.stat().st_mode & 0o077 == 0
+    key = key_file.read_text()
+    pids = [server.pid, *server.children().values(), *server.stubs().values()]
+    assert len(pids) > 8
+    assert all(key not in command_line(pid) for pid in pids)
+    path = "/v2/repository/index"
+    assert server.post(path, b"")[0] == 403
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=10.0)
+    connection.request("POST", path, b"", {"dspark-control": key})
+    assert connection.getresponse().status == 200
+    connection.close()
 
+
+def test_log_on_a_full_disk_changes_nothing(toy_engine_dir: Path) -> None:
     server = Server(toy_engine_dir, Path("/dev/full"), ["--speculation=fixed"]).start()
     assert server.generate_text("a", 5) == "bcdef"
     os.kill(server.children()["engine"], signal.SIGKILL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
@@ -22,11 +21,13 @@ from trtllm_dspark.serving.contract import MODELS
 from trtllm_dspark.serving.engine_watch import EngineWatch
 from trtllm_dspark.serving.front_watch import FrontWatch, check_front_packages
 from trtllm_dspark.serving.gate import ReadinessGate
+from trtllm_dspark.serving.leftovers import PREFIX, hold_lock, remove_shared_memory, remove_stale_leftovers
 from trtllm_dspark.serving.model_repository import write_repository
 from trtllm_dspark.serving.tritonserver import (
     ServerAddress,
     TritonInstallation,
     check_ports,
+    find_preload_library,
     find_tritonserver,
     server_command,
     server_environment,
@@ -34,7 +35,6 @@ from trtllm_dspark.serving.tritonserver import (
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "trtllm_dspark"
 STUB_SILENT_S = 3.0
 SERVER_START_TIMEOUT_S = 120.0
 _POLL_S = 0.1
@@ -101,7 +101,10 @@ class Launcher:
         self._server_children: set[int] = set()
         self._stopped_since: dict[int, float] = {}
         self._control_key = secrets.token_hex(16)
-        self._prefix = f"{PREFIX}_{os.getpid()}_"
+        self._control_key_file = Path()
+        self._preload = Path()
+        # Not the pid alone: launchers of two containers may share /dev/shm.
+        self._prefix = f"{PREFIX}_{os.getpid()}_{secrets.token_hex(4)}_"
 
     def run(self) -> int:
         """Serve until told to stop and return 0.
@@ -123,17 +126,21 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         remove_stale_leftovers()
-        work = Path(tempfile.mkdtemp(prefix=self._prefix))
-        try:
-            return self._run(work)
-        finally:
-            kill_stubs(self._prefix)
-            shutil.rmtree(work, ignore_errors=True)
-            remove_shared_memory(self._prefix)
+        with hold_lock(self._prefix):
+            work = Path(tempfile.mkdtemp(prefix=self._prefix))
+            try:
+                return self._run(work)
+            finally:
+                kill_stubs(self._prefix)
+                shutil.rmtree(work, ignore_errors=True)
+                remove_shared_memory(self._prefix)
 
     def _run(self, work: Path) -> int:
         options = self._options
         installation = find_tritonserver(work)
+        self._preload = find_preload_library()
+        self._control_key_file = work / "control_key"  # in a directory that only this user enters
+        self._control_key_file.write_text(self._control_key)
         socket_path = str(work / "engine.sock")
         repository = options.model_repository or work / "repository"
         write_repository(
@@ -246,7 +253,7 @@ class Launcher:
             repository,
             options.address,
             shm_prefix=self._prefix,
-            control_key=self._control_key,
+            control_key_file=self._control_key_file,
             drain_s=options.drain_timeout_s,
             verbose=options.verbose,
             extra=options.triton_flags,
@@ -255,7 +262,7 @@ class Launcher:
         self._stopped_since.clear()
         self._server_was_ready = False
         self._server_started = time.monotonic()
-        self._server = spawn(command, env=server_environment(installation))
+        self._server = spawn(command, env=server_environment(installation, preload=self._preload))
 
     def _restart_server(self, why: str) -> None:
         server = self._server
@@ -326,24 +333,3 @@ class Launcher:
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self._signals += 1
-
-
-def remove_shared_memory(prefix: str) -> None:
-    """Delete what killed stubs left in /dev/shm."""
-    for path in Path("/dev/shm").glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
-            path.unlink()
-
-
-def remove_stale_leftovers() -> None:
-    """Delete shared memory and temporary directories of launchers that were killed."""
-    for parent in (Path("/dev/shm"), Path(tempfile.gettempdir())):
-        for path in parent.glob(f"{PREFIX}_*"):
-            pid = path.name.removeprefix(f"{PREFIX}_").split("_")[0]
-            if not pid.isdigit() or process_state(int(pid)):
-                continue
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with contextlib.suppress(OSError):
-                    path.unlink()

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from trtllm_dspark.errors import UsageError
 
+PRELOAD_LIBRARY = "_preload.so"
+"""Puts the control key into tritonserver's arguments (plugins/preload); installed beside the native core."""
 RESTRICTED_APIS = "model-repository,shared-memory,trace,logging"
 
 
@@ -100,8 +102,27 @@ def _check_libraries(program: Path, installation: TritonInstallation) -> None:
     raise UsageError(f"{program.name} needs {', '.join(missing)}, which this machine lacks; install the package of it")
 
 
-def server_environment(installation: TritonInstallation) -> dict[str, str]:
+def find_preload_library() -> Path:
+    """Return the library that keeps the control key off tritonserver's command line.
+
+    Raises:
+        UsageError: the installation lacks it.
+    """
+    core = importlib.util.find_spec("trtllm_dspark._core")
+    library = (
+        Path(PRELOAD_LIBRARY) if core is None or core.origin is None else Path(core.origin).with_name(PRELOAD_LIBRARY)
+    )
+    if not library.is_file():
+        raise UsageError(f"this installation of trtllm-dspark lacks {PRELOAD_LIBRARY}; install the package again")
+    return library
+
+
+def server_environment(installation: TritonInstallation, *, preload: Path | None = None) -> dict[str, str]:
     """Return the environment of tritonserver: this interpreter first on PATH, since its stub takes packages from there.
+
+    Args:
+        installation: the binary.
+        preload: from `find_preload_library`, for the server itself.
 
     Raises:
         UsageError: `python3` beside this interpreter is another one.
@@ -120,6 +141,8 @@ def server_environment(installation: TritonInstallation) -> dict[str, str]:
     # The stub embeds the interpreter: a foreign home or path would mix two installations.
     for name in ("PYTHONHOME", "PYTHONPATH"):
         environment.pop(name, None)
+    if preload is not None:
+        environment["LD_PRELOAD"] = str(preload)
     return environment
 
 
@@ -144,7 +167,7 @@ def server_command(
     address: ServerAddress,
     *,
     shm_prefix: str,
-    control_key: str,
+    control_key_file: Path,
     drain_s: int,
     verbose: bool,
     extra: Sequence[str] = (),
@@ -156,11 +179,13 @@ def server_command(
         repository: filled model repository.
         address: ports.
         shm_prefix: prefix of the stubs' /dev/shm regions, by which they are found again.
-        control_key: value of the header that unlocks loading models and other administration.
+        control_key_file: holds the value of the header that unlocks loading models and other administration; it stays
+            out of the arguments, which every user of the machine can read.
         drain_s: seconds SIGTERM waits for requests in flight.
         verbose: also log at info level.
         extra: further flags of the user.
     """
+    restricted = f"{RESTRICTED_APIS}:dspark-control={{file:{control_key_file}}}"
     command = [
         str(installation.binary),
         f"--model-repository={repository}",
@@ -172,8 +197,8 @@ def server_command(
         f"--http-port={address.http_port}",
         f"--grpc-port={address.grpc_port}",
         f"--metrics-port={address.metrics_port}",
-        f"--http-restricted-api={RESTRICTED_APIS}:dspark-control={control_key}",
-        f"--grpc-restricted-protocol={RESTRICTED_APIS}:dspark-control={control_key}",
+        f"--http-restricted-api={restricted}",
+        f"--grpc-restricted-protocol={restricted}",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         f"--exit-timeout-secs={drain_s}",
         f"--log-info={str(verbose).lower()}",

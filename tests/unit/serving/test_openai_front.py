@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("starlette")
+from starlette.requests import ClientDisconnect
+
 from trtllm_dspark.serving.openai_front.app import OpenAIFront
 
 BODY = {"model": "m", "prompt": "a", "max_tokens": 5}
@@ -52,10 +55,8 @@ def call(engine: Engine, *, stream: bool, fail_at: str = "") -> list[str]:
 
     async def run() -> None:
         app = OpenAIFront(engine).application()  # type: ignore[arg-type]
-        try:
+        with contextlib.suppress(ClientDisconnect):
             await asyncio.wait_for(app(scope, receive, send), 10.0)
-        except Exception as error:
-            assert not isinstance(error, TimeoutError)
 
     asyncio.run(run())
     return sent
