@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class ActiveRequest:
         num_cached: tokens in the target's cache; the anchor's position once it decodes.
         num_context: tokens in the drafter's context.
         anchor: last emitted token, not yet in the target's cache.
-        features: target features of tokens that were committed but not absorbed by the drafter, or None.
+        features: target features of cached tokens that the drafter has not absorbed, in order, one array a pass.
         cancelled: it ends before the next round.
     """
 
@@ -54,7 +54,7 @@ class ActiveRequest:
     num_context: int = 0
     anchor: int = -1
     num_output: int = 0
-    features: FloatArray | None = None
+    features: list[FloatArray] = field(default_factory=list)
     cancelled: bool = False
 
     @property
@@ -81,6 +81,11 @@ class ActiveRequest:
     def draft_cap(self) -> int:
         """Most drafts worth verifying now: a round that verifies ell drafts emits up to ell + 1 tokens."""
         return min(self.max_draft_len, self.remaining - 1) if self.speculates else 0
+
+    @property
+    def num_pending(self) -> int:
+        """Cached tokens that the drafter has not absorbed."""
+        return sum([len(rows) for rows in self.features])
 
     @property
     def ban_len(self) -> int:

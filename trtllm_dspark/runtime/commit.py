@@ -78,7 +78,8 @@ def _advance(request: ActiveRequest, emitted: Emitted, count: int) -> None:
     if not emitted.prefill:
         request.num_cached += count
     request.anchor = emitted.choice.tokens[count - 1]
-    request.features = emitted.features
+    if emitted.features is not None:
+        request.features.append(emitted.features)
 
 
 def _count(request: ActiveRequest, emitted: Emitted, count: int, now: float, stats: SessionStats) -> None:

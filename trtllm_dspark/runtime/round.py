@@ -19,9 +19,8 @@ from trtllm_dspark.runtime.active import ActiveRequest
 from trtllm_dspark.runtime.batcher import PromptChunk
 from trtllm_dspark.runtime.sampling import SamplingCache
 from trtllm_dspark.runtime.stats import SessionStats
-from trtllm_dspark.speculation.calibration import Calibration
+from trtllm_dspark.speculation.controller import RoundOutcome, RoundPlan, SpeculationController
 from trtllm_dspark.speculation.recorder import ConfidenceRecorder
-from trtllm_dspark.speculation.scheduler import PrefixScheduler
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,6 +38,7 @@ class Draft:
         tokens: [R, draft_len] int64; rows outside the span are 0, a row the core refused is -1.
         confidence: [R, draft_len] float32, or None where the schedule needs none.
         caps: [R] int64, most drafts to verify.
+        seconds: what absorbing and drafting took.
     """
 
     result: _core.Draft
@@ -46,17 +46,27 @@ class Draft:
     tokens: IntArray
     confidence: FloatArray | None
     caps: IntArray
+    seconds: float
 
 
 @dataclass(slots=True)
 class DecodePass:
-    """The target pass over decoding requests; request r owns 1 + verify_len[r] consecutive rows of the output."""
+    """The target pass over decoding requests; request r owns 1 + verify_len[r] consecutive rows of the output.
+
+    Attributes:
+        plan: what was decided about the round.
+        depth: tokens cached before each row, on average.
+        seconds: what the pass took.
+    """
 
     requests: list[ActiveRequest]
     positions: IntArray
     verify_len: IntArray
     draft: Draft | None
     output: TargetOutput
+    plan: RoundPlan
+    depth: int
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -107,53 +117,59 @@ class RoundSteps:
 
     Args:
         engine: target and drafter passes.
-        scheduler: None decodes plainly.
+        controller: decides what is drafted and verified.
         acceptance: `rejection` or `coupled`; greedy requests compare argmaxes in both.
         stats: session counters to add to.
-        calibration: applied to the confidences; None = as the head gives them.
         recorder: told of every round's confidences and accepted lengths.
+        clock: seconds.
     """
 
     def __init__(
         self,
         engine: Engine,
-        scheduler: PrefixScheduler | None,
+        controller: SpeculationController,
         acceptance: Any,
         stats: SessionStats,
         *,
-        calibration: Calibration | None = None,
         recorder: ConfidenceRecorder | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine = engine
-        self._scheduler = scheduler
+        self._controller = controller
         self._acceptance = acceptance
         self._stats = stats
         self._recorder = recorder
-        self._temperature: FloatArray | None = None
-        self._bias: FloatArray | None = None
-        if scheduler is not None and calibration is not None:
-            self._temperature, self._bias = calibration.arrays(scheduler.draft_len)
+        self._clock = clock
         self._sampling = SamplingCache()
         self._draft_sampling = SamplingCache()
 
-    def draft(self, requests: list[ActiveRequest], caps: list[int]) -> Draft | None:
-        """Let the drafter's context catch up with the tokens of last round, then draft one block a request.
+    def plan(self, requests: list[ActiveRequest], caps: IntArray, token_budget: int) -> RoundPlan:
+        """Decide whether the round drafts, and for whom.
 
         Args:
             requests: decoding requests in slot order.
-            caps: drafts of each that may be verified, 0 for one that does not draft.
+            caps: [R] int64, drafts of each that may be verified, 0 for one that does not draft.
+            token_budget: drafts that fit into the round.
         """
-        scheduler = self._scheduler
-        if scheduler is None or not requests:
-            return None
-        self._absorb_committed(requests)
-        drafting = [row for row, cap in enumerate(caps) if cap > 0]
+        depth = _depth(requests)
+        plan = self._in_core(self._controller.plan, requests, caps=caps, token_budget=token_budget, depth=depth)
+        if requests:
+            self._stats.plans[plan.reason] = self._stats.plans.get(plan.reason, 0) + 1
+        return plan
+
+    def draft(self, requests: list[ActiveRequest], plan: RoundPlan) -> Draft | None:
+        """Let the drafter's context catch up with the target's cache, then draft one block a request."""
+        drafting = np.flatnonzero(plan.caps).tolist()
         if not drafting:
+            self._absorb_overdue(requests)
             return None
+        started = self._clock()
+        self._absorb_pending(requests, (plan.caps > 0).tolist() if self._controller.adapts else [True] * len(requests))
         # One pass covers contiguous slots: a request inside the span that does not draft rides along unread.
         first, last = drafting[0], drafting[-1] + 1
         span = requests[first:last]
         anchors = np.array([request.anchor for request in span], np.int64)
+        # A request that rides along may have less context than tokens: its block reads and decides nothing.
         positions = np.array([request.num_context for request in span], np.int64)
         block = self._on_engine(self._engine.draft_block, anchors, positions, first_slot=first)
         self._stats.draft_passes += 1
@@ -166,48 +182,51 @@ class RoundSteps:
             self._draft_sampling.get(span),
             hidden=block.hidden,
             acceptance=self._acceptance,
-            num_steps=scheduler.draft_len,
+            num_steps=self._controller.draft_len,
         )
         tokens = result.tokens
         confidence = None
-        if scheduler.config.needs_confidence or self._recorder is not None:
+        if self._controller.needs_confidence or self._recorder is not None:
             confidence = self._in_core(
                 _core.confidence,
                 self._engine.heads,
                 block.hidden,
                 anchors,
                 tokens,
-                temperature=self._temperature,
-                bias=self._bias,
+                temperature=plan.temperature,
+                bias=plan.bias,
             )
         status = result.status.tolist()
-        limits = [min(cap, scheduler.draft_len) for cap in caps]
+        caps = plan.caps.copy()
         for row in range(first, last):
             if status[row - first] != _core.STATUS_OK:
-                limits[row] = 0
-        rows = [row - first if cap > 0 else -1 for row, cap in enumerate(caps)]
+                caps[row] = 0
+        rows = [row - first if cap > 0 else -1 for row, cap in enumerate(plan.caps.tolist())]
         return Draft(
             result=result,
             rows=np.array(rows, np.int64),
             tokens=_padded(tokens, first, len(requests)),
             confidence=None if confidence is None else _padded(confidence, first, len(requests)),
-            caps=np.array(limits, np.int64),
+            caps=caps,
+            seconds=self._clock() - started,
         )
 
-    def schedule(self, requests: list[ActiveRequest], draft: Draft | None, token_budget: int) -> IntArray:
+    def schedule(self, requests: list[ActiveRequest], plan: RoundPlan, draft: Draft | None) -> IntArray:
         """Return [R] int64 drafts of each request to verify."""
-        if draft is None or self._scheduler is None:
+        if draft is None:
             return np.zeros(len(requests), np.int64)
         return self._in_core(
-            self._scheduler.verify_lens,
+            self._controller.verify_lens,
+            plan,
             requests,
             caps=draft.caps,
             confidence=draft.confidence,
-            token_budget=token_budget,
-            depth=sum(request.num_cached for request in requests) // len(requests),
+            depth=_depth(requests),
         )
 
-    def verify(self, requests: list[ActiveRequest], draft: Draft | None, verify_len: IntArray) -> DecodePass | None:
+    def verify(
+        self, requests: list[ActiveRequest], plan: RoundPlan, draft: Draft | None, verify_len: IntArray
+    ) -> DecodePass | None:
         """Run the target over anchors and admitted drafts."""
         if not requests:
             return None
@@ -217,9 +236,11 @@ class RoundSteps:
         if draft is not None:
             tokens = _core.pack_tokens(anchors, draft.tokens, verify_len, positions).token_ids
         batch = TokenBatch(tokens, verify_len + 1, positions, np.arange(len(tokens), dtype=np.int64))
+        started = self._clock()
         output = self._on_engine(self._engine.verify, batch)
+        seconds = self._clock() - started
         self._stats.verify_passes += 1
-        return DecodePass(requests, positions, verify_len, draft, output)
+        return DecodePass(requests, positions, verify_len, draft, output, plan, _depth(requests), seconds)
 
     def prefill(self, chunks: Chunks) -> PrefillPass | None:
         """Run the target over prompt chunks and give their features to the drafter."""
@@ -236,8 +257,8 @@ class RoundSteps:
         self._stats.prompt_tokens += len(tokens)
         for chunk in chunks:
             chunk.request.num_cached += chunk.length
-        if self._scheduler is not None:
-            self._absorb_prompts(chunks, output.features, first_slot)
+        if self._controller.draft_len:
+            self._take_prompts(chunks, output.features)
         return PrefillPass([chunk.request for chunk in chunks if chunk.completes], output)
 
     def accept(self, decode: DecodePass | None, prefill: PrefillPass | None) -> list[Emitted]:
@@ -250,21 +271,37 @@ class RoundSteps:
             for request, choice in self._decide(prefill.completed, prefill.output.logits, none, positions, None):
                 emitted.append(Emitted(request, choice, drafted=0, verified=0, features=None, prefill=True))
         if decode is not None:
+            started = self._clock()
             chosen = self._decide(
                 decode.requests, decode.output.logits, decode.verify_len, decode.positions, decode.draft
             )
             emitted += _with_features(decode, chosen)
-            self._record(decode, chosen)
+            self._learn(decode, chosen, decode.seconds + self._clock() - started)
         return emitted
 
-    def _record(self, decode: DecodePass, chosen: list[tuple[ActiveRequest, Choice]]) -> None:
+    def _learn(self, decode: DecodePass, chosen: list[tuple[ActiveRequest, Choice]], verify_s: float) -> None:
+        """Tell the controller, and who else listens, what became of the round."""
         draft = decode.draft
-        if self._recorder is None or draft is None or draft.confidence is None:
-            return
         # Before stops cut them: a draft behind a stop was right or wrong all the same.
         accepted = np.array([len(choice.tokens) - 1 for _, choice in chosen], np.int64)
-        usable = (draft.rows >= 0) & (accepted >= 0)
-        self._recorder.record(draft.confidence[usable], decode.verify_len[usable], accepted[usable])
+        confidence = None if draft is None else draft.confidence
+        drafted = np.zeros(len(chosen), np.bool_) if draft is None else draft.rows >= 0
+        self._controller.observe(
+            RoundOutcome(
+                plan=decode.plan,
+                requests=decode.requests,
+                depth=decode.depth,
+                verify_len=decode.verify_len,
+                accepted=accepted,
+                confidence=confidence,
+                drafted=drafted,
+                draft_us=None if draft is None else draft.seconds * 1e6,
+                verify_us=verify_s * 1e6,
+            )
+        )
+        if self._recorder is not None and confidence is not None:
+            usable = drafted & (accepted >= 0)
+            self._recorder.record(confidence[usable], decode.verify_len[usable], accepted[usable])
 
     def _decide(
         self,
@@ -295,44 +332,79 @@ class RoundSteps:
             chosen.append((request, Choice(tokens[row][:count], own, status[row])))
         return chosen
 
-    def _absorb_committed(self, requests: list[ActiveRequest]) -> None:
-        behind = [request.features for request in requests if request.features is not None]
-        if not behind:
-            return
-        lengths = [0 if request.features is None else len(request.features) for request in requests]
-        batch = ContextBatch(
-            features=behind[0] if len(behind) == 1 else np.concatenate(behind),
-            row_lens=np.array(lengths, np.int64),
-            write_indices=np.array([request.num_context for request in requests], np.int64),
-        )
-        self._on_engine(self._engine.absorb, batch)
-        for request, length in zip(requests, lengths, strict=True):
-            request.num_context += length
-            request.features = None
+    def _absorb_overdue(self, requests: list[ActiveRequest]) -> None:
+        """Absorb what plain rounds leave behind once a request has a whole pass of it.
 
-    def _absorb_prompts(self, chunks: Chunks, features: FloatArray, first_slot: int) -> None:
-        if not any(chunk.request.speculates for chunk in chunks):
-            return
-        lengths = np.array([chunk.length if chunk.request.speculates else 0 for chunk in chunks], np.int64)
-        if not all(chunk.request.speculates for chunk in chunks):
-            wanted = [np.full(chunk.length, chunk.request.speculates) for chunk in chunks]
-            features = features[np.concatenate(wanted)]
-        starts = np.array([chunk.request.num_context for chunk in chunks], np.int64)
-        self._on_engine(self._engine.absorb, ContextBatch(features, lengths, starts, first_slot))
-        for chunk, length in zip(chunks, lengths.tolist(), strict=True):
-            chunk.request.num_context += length
+        Nothing reads the context meanwhile, one pass over many tokens costs less than many over one, and a request
+        that ends before anything is drafted for it is never charged.
+        """
+        limit = self._engine.limits.max_num_tokens if self._controller.adapts else 1
+        overdue = [request.num_pending >= limit for request in requests]
+        if any(overdue):
+            self._absorb_pending(requests, overdue)
+
+    def _absorb_pending(self, requests: list[ActiveRequest], wanted: list[bool]) -> None:
+        """Absorb everything the wanted ones of these requests have pending, in as few passes as the engine takes.
+
+        Args:
+            requests: owners of neighbouring slots, in their order.
+            wanted: one a request.
+        """
+        most = self._engine.limits.max_num_tokens
+        lengths = [request.num_pending if want else 0 for request, want in zip(requests, wanted, strict=True)]
+        rows = [row for row, length in enumerate(lengths) if length]
+        while rows:
+            taken, room = 0, most
+            while taken < len(rows) and lengths[rows[taken]] <= room:
+                room -= lengths[rows[taken]]
+                taken += 1
+            first, last = rows[0], rows[max(taken, 1) - 1] + 1
+            self._absorb(requests[first:last], lengths[first:last])
+            rows = rows[max(taken, 1) :]
+
+    def _absorb(self, requests: list[ActiveRequest], lengths: list[int]) -> None:
+        """Absorb all or nothing of each request; more than a pass takes only of one alone."""
+        parts = [part for request, length in zip(requests, lengths, strict=True) if length for part in request.features]
+        features = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        starts = np.array([request.num_context for request in requests], np.int64)
+        step = self._engine.limits.max_num_tokens
+        for first in range(0, len(features), step):
+            rows = features[first : first + step]
+            taken = np.array(lengths if len(features) <= step else [len(rows)], np.int64)
+            self._on_engine(self._engine.absorb, ContextBatch(rows, taken, starts + first, requests[0].slot))
+        for request, length in zip(requests, lengths, strict=True):
+            if length:
+                request.num_context += length
+                request.features.clear()
+
+    def _take_prompts(self, chunks: Chunks, features: FloatArray) -> None:
+        """Keep the features of prompt chunks for the drafter; absorb them now unless they may never be needed."""
+        start = 0
+        for chunk in chunks:
+            if chunk.request.speculates:
+                chunk.request.features.append(features[start : start + chunk.length])
+            start += chunk.length
+        requests = [chunk.request for chunk in chunks]
+        if self._controller.bypassed:
+            self._absorb_overdue(requests)
+        else:
+            self._absorb_pending(requests, [True] * len(requests))
 
     def _on_engine(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        start = time.perf_counter()
+        start = self._clock()
         result = call(*args, **kwargs)
-        self._stats.engine_s += time.perf_counter() - start
+        self._stats.engine_s += self._clock() - start
         return result
 
     def _in_core(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        start = time.perf_counter()
+        start = self._clock()
         result = call(*args, **kwargs)
-        self._stats.core_s += time.perf_counter() - start
+        self._stats.core_s += self._clock() - start
         return result
+
+
+def _depth(requests: list[ActiveRequest]) -> int:
+    return sum([request.num_cached for request in requests]) // len(requests) if requests else 0
 
 
 def _padded(span: NDArray[Scalar], first: int, num_rows: int) -> NDArray[Scalar]:

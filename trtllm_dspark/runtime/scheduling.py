@@ -1,4 +1,4 @@
-"""What a session needs to schedule drafts: a scheduler that fits the engine, and the engine's tables."""
+"""What a session needs to decide about drafts: a controller that fits the engine, and the engine's tables."""
 
 from __future__ import annotations
 
@@ -8,45 +8,72 @@ from trtllm_dspark.engine.base import Engine
 from trtllm_dspark.engine.device import cpu_name
 from trtllm_dspark.engine_dir import EngineDirectory
 from trtllm_dspark.errors import ConfigError
-from trtllm_dspark.speculation import Calibration, CostTable, PrefixScheduler, SpeculationConfig, measure_cost_table
+from trtllm_dspark.speculation import (
+    Calibration,
+    Calibrator,
+    CostTable,
+    LoadSource,
+    SpeculationConfig,
+    SpeculationController,
+    measure_cost_table,
+)
 from trtllm_dspark.speculation.calibration_file import CALIBRATION_FILE, read_calibration
 from trtllm_dspark.speculation.cost_table import check_cost_table, make_monotone
 from trtllm_dspark.speculation.cost_table_file import COST_TABLE_FILE, read_cost_table
 
 logger = logging.getLogger(__name__)
 
+PLAIN = SpeculationConfig("off")
 
-def make_scheduler(engine: Engine, config: SpeculationConfig, cost_table: CostTable | None) -> PrefixScheduler | None:
-    """Return the scheduler of a session, None for plain decoding; measure an idle engine when its times are needed.
+
+def make_controller(
+    engine: Engine,
+    config: SpeculationConfig,
+    cost_table: CostTable | None,
+    *,
+    calibrator: Calibrator | None = None,
+    load: LoadSource | None = None,
+) -> SpeculationController:
+    """Return the controller of a session; measure an idle engine when its times are needed and not given.
+
+    `adaptive` decodes plainly, and says so, where it could not decide: without a drafter, a confidence head or times.
 
     Raises:
         ConfigError: the engine cannot speculate as asked.
     """
-    if config.mode == "off":
-        return None
-    if not engine.limits.has_drafter:
-        raise ConfigError(
-            f"speculation '{config}' needs a drafter and this engine has none; "
-            "use speculation 'off' or build with --draft_checkpoint"
-        )
-    if config.needs_confidence and not engine.heads.has_confidence:
-        raise ConfigError(
-            f"speculation '{config}' needs a confidence head and this drafter has none; use 'fixed' or 'off'"
-        )
-    gamma = engine.limits.max_draft_len
+    limits = engine.limits
+    missing = _missing(engine, config)
+    if missing and config.mode == "adaptive":
+        logger.warning("speculation 'adaptive' decodes plainly: it %s", missing)
+        return SpeculationController(PLAIN, max_draft_len=limits.max_draft_len, load=load)
+    if missing:
+        raise ConfigError(f"speculation '{config}' {missing}")
     if config.needs_cost_table and cost_table is None:
         logger.info("no cost table: measuring the engine once; trtllm-dspark profile keeps the result")
-        cost_table = _measure(engine)
-    return PrefixScheduler(config, max_draft_len=gamma, cost_table=cost_table)
+        cost_table = measure_cost_table(engine, quick=True)
+    if config.needs_cost_table and cost_table is not None:
+        try:
+            check_cost_table(cost_table)
+        except ConfigError as error:
+            if config.mode == "adaptive":
+                logger.warning("speculation 'adaptive' decodes plainly: %s", error)
+                return SpeculationController(PLAIN, max_draft_len=limits.max_draft_len, load=load)
+            logger.warning("%s; these times are used until then", error)
+        cost_table = make_monotone(cost_table)
+    return SpeculationController(
+        config, max_draft_len=limits.max_draft_len, cost_table=cost_table, calibrator=calibrator, load=load
+    )
 
 
-def _measure(engine: Engine) -> CostTable:
-    table = measure_cost_table(engine, quick=True)
-    try:
-        check_cost_table(table)
-    except ConfigError as error:
-        logger.warning("%s; these times are used until then", error)
-    return make_monotone(table)
+def _missing(engine: Engine, config: SpeculationConfig) -> str:
+    """Return what the engine lacks for a mode and what to do about it, or nothing."""
+    if config.mode == "off":
+        return ""
+    if not engine.limits.has_drafter:
+        return "needs a drafter and this engine has none; use speculation 'off' or build with --draft_checkpoint"
+    if config.needs_confidence and not engine.heads.has_confidence:
+        return "needs a confidence head and this drafter has none; use speculation 'fixed' or 'off'"
+    return ""
 
 
 def load_cost_table(directory: EngineDirectory, *, num_threads: int) -> CostTable | None:

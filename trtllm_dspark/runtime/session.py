@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from trtllm_dspark.engine.base import Engine, EngineLimits
 from trtllm_dspark.engine_dir import open_engine_dir
@@ -18,12 +20,22 @@ from trtllm_dspark.runtime.commit import commit, end_request
 from trtllm_dspark.runtime.outputs import FinishReason, RequestOutput
 from trtllm_dspark.runtime.request import Request, check_request
 from trtllm_dspark.runtime.round import DecodePass, PrefillPass, RoundSteps
-from trtllm_dspark.runtime.scheduling import load_calibration, load_cost_table, make_scheduler
+from trtllm_dspark.runtime.scheduling import load_calibration, load_cost_table, make_controller
 from trtllm_dspark.runtime.slots import SlotTable
 from trtllm_dspark.runtime.stats import SessionStats
 from trtllm_dspark.runtime.stream_keys import StreamKeys
 from trtllm_dspark.runtime.tokenizer import Tokenizer
-from trtllm_dspark.speculation import Calibration, ConfidenceRecorder, CostTable, SpeculationConfig
+from trtllm_dspark.speculation import (
+    DEFAULT_SPECULATION,
+    Calibration,
+    Calibrator,
+    ConfidenceRecorder,
+    CostTable,
+    LoadSource,
+    SpeculationConfig,
+    SpeculationController,
+)
+from trtllm_dspark.speculation.controller import FixedCalibrator
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +63,10 @@ class Session:
             is in the batch and whatever is verified). Greedy requests compare argmaxes in both.
         eos_token_ids: tokens that end a request; None = the tokenizer's.
         cost_table: times of the engine's passes; None = measured when `speculation` needs them.
-        calibration: of the confidence head; None = confidences as the head gives them.
+        calibration: of the confidence head, fixed or one that learns; None = confidences as the head gives them.
         recorder: told of every round's confidences and accepted lengths.
+        load: limits that the load of the device sets; None = none.
+        clock: seconds; for everything that is timed.
 
     Raises:
         ConfigError: the engine cannot speculate as asked.
@@ -67,22 +81,25 @@ class Session:
         acceptance: AcceptanceMode = "rejection",
         eos_token_ids: Iterable[int] | None = None,
         cost_table: CostTable | None = None,
-        calibration: Calibration | None = None,
+        calibration: Calibration | Calibrator | None = None,
         recorder: ConfidenceRecorder | None = None,
+        load: LoadSource | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if acceptance not in ("rejection", "coupled"):
             raise ConfigError(f"acceptance '{acceptance}' is not known; use rejection or coupled")
         config = SpeculationConfig.parse(speculation) if isinstance(speculation, str) else speculation
-        scheduler = make_scheduler(engine, config, cost_table)
+        calibrator = FixedCalibrator(calibration) if isinstance(calibration, Calibration) else calibration
+        self._controller = make_controller(engine, config, cost_table, calibrator=calibrator, load=load)
         if eos_token_ids is None:
             eos_token_ids = () if tokenizer is None else tokenizer.eos_token_ids
         self.speculation = config
         self.acceptance = acceptance
         self.stats = SessionStats(engine.limits.max_draft_len)
         self._engine = engine
-        self._cost_table = cost_table if scheduler is None else scheduler.cost_table
+        self._cost_table = self._controller.cost_table or cost_table
         self._tokenizer = tokenizer
-        self._draft_len = 0 if scheduler is None else scheduler.draft_len
+        self._draft_len = self._controller.draft_len
         self._keys = StreamKeys(config, acceptance, engine.limits, draft_len=self._draft_len)
         self._eos_token_ids = tuple(eos_token_ids)
         for token in self._eos_token_ids:
@@ -92,7 +109,9 @@ class Session:
                     "build the engine with the model's own tokenizer"
                 )
         self._calibration = calibration
-        self._steps = RoundSteps(engine, scheduler, acceptance, self.stats, calibration=calibration, recorder=recorder)
+        self._load = load
+        self._clock = clock
+        self._steps = RoundSteps(engine, self._controller, acceptance, self.stats, recorder=recorder, clock=clock)
         self._batcher: Batcher[ActiveRequest] = Batcher(engine.limits.max_num_tokens)
         self._slots = SlotTable(engine.limits.max_batch_size)
         self._requests: dict[str, ActiveRequest] = {}
@@ -106,7 +125,7 @@ class Session:
         engine_dir: str | Path,
         *,
         num_threads: int = 2,
-        speculation: SpeculationConfig | str = "off",
+        speculation: SpeculationConfig | str = DEFAULT_SPECULATION,
         acceptance: AcceptanceMode = "rejection",
     ) -> Session:
         """Load an engine directory and its tokenizer into a session; `close` releases the engine.
@@ -142,6 +161,8 @@ class Session:
             eos_token_ids=self._eos_token_ids,
             cost_table=self._cost_table,
             calibration=self._calibration,
+            load=self._load,
+            clock=self._clock,
         )
 
     def close(self) -> None:
@@ -157,6 +178,11 @@ class Session:
     def cost_table(self) -> CostTable | None:
         """Times the session knows; None where its speculation needs none and none were given."""
         return self._cost_table
+
+    @property
+    def controller(self) -> SpeculationController:
+        """Decides what rounds draft and verify; its `state` holds numbers for metrics."""
+        return self._controller
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -206,7 +232,7 @@ class Session:
         active = make_active(
             request,
             seed=self._keys.key(request.params.seed),
-            now=time.perf_counter(),
+            now=self._clock(),
             max_seq_len=self.limits.max_seq_len,
             block_len=self.limits.max_draft_len,
             max_draft_len=self._draft_len,
@@ -239,37 +265,46 @@ class Session:
         """
         if self._round is not None:
             raise RuntimeError("the round before was not collected; call collect() first")
-        started = time.perf_counter()
+        started = self._clock()
         self._end_cancelled()
         try:
             self._round = self._submit_round()
         except Exception as error:
             self._fail(error)
-        self.stats.round_s += time.perf_counter() - started
+        self.stats.round_s += self._clock() - started
 
     def _submit_round(self) -> _Round | None:
         for move in self._slots.compact():
             self._copy_slot(move.source, move.destination, move.request)
         decoding = self._slots.decoding
-        caps = [request.draft_cap for request in decoding]
+        caps = np.array([request.draft_cap for request in decoding], np.int64)
         plan = self._batcher.plan(
             num_decoding=len(decoding),
-            drafts_wanted=sum(caps),
+            drafts_wanted=int(caps.sum()),
             prefilling=self._slots.prefilling,
-            num_free=self._slots.num_free,
+            num_free=self._admissible(),
         )
         for request in plan.admitted:
             self._slots.place(request)
-            request.stats.scheduled = time.perf_counter()
-        draft = self._steps.draft(decoding, caps)
-        verify_len = self._steps.schedule(decoding, draft, plan.draft_budget)
-        decode = self._steps.verify(decoding, draft, verify_len)
+            request.stats.scheduled = self._clock()
+        drafts = self._steps.plan(decoding, caps, plan.draft_budget)
+        draft = self._steps.draft(decoding, drafts)
+        verify_len = self._steps.schedule(decoding, drafts, draft)
+        decode = self._steps.verify(decoding, drafts, draft, verify_len)
         prefill = self._steps.prefill(plan.chunks)
         return None if decode is None and prefill is None else _Round(decode, prefill)
 
+    def _admissible(self) -> int:
+        """Return how many requests may get a slot now."""
+        limits = self._controller.limits()
+        if not limits.admit:
+            return 0
+        free = self._slots.num_free
+        return free if limits.max_requests is None else max(0, min(free, limits.max_requests - len(self._slots)))
+
     def collect(self) -> list[RequestOutput]:
         """Finish the submitted round: accept and commit; return one output a request that gained something."""
-        started = time.perf_counter()
+        started = self._clock()
         if self._round is not None:
             try:
                 self._collect_round(self._round)
@@ -277,7 +312,7 @@ class Session:
                 self._fail(error)
             self._round = None
         outputs, self._outputs = self._outputs, []
-        self.stats.round_s += time.perf_counter() - started
+        self.stats.round_s += self._clock() - started
         return outputs
 
     def _collect_round(self, finished: _Round) -> None:
@@ -286,15 +321,15 @@ class Session:
             request = emitted.request
             if request.cancelled:
                 continue
-            output = commit(emitted, now=time.perf_counter(), stats=self.stats)
+            output = commit(emitted, now=self._clock(), stats=self.stats)
             self._deliver(request, output)
         self._end_cancelled()
 
     def _copy_slot(self, source: int, destination: int, request: ActiveRequest) -> None:
         self.stats.slot_copies += 1
-        started = time.perf_counter()
+        started = self._clock()
         self._engine.copy_slot(source, destination, num_tokens=request.num_cached, num_context=request.num_context)
-        self.stats.engine_s += time.perf_counter() - started
+        self.stats.engine_s += self._clock() - started
 
     def _end_cancelled(self) -> None:
         cancelled, self._cancelled = self._cancelled, []
@@ -324,6 +359,7 @@ class Session:
         self._outputs.append(output)
         if output.finished:
             self._slots.release(request)
+            self._controller.forget(request)
             del self._requests[request.request.request_id]
             reason = output.finish_reason or ""
             self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1

@@ -84,6 +84,7 @@ class SessionStats:
         engine_s: seconds inside engine passes.
         core_s: seconds inside the native core's operations.
         round_s: seconds inside `submit` and `collect`.
+        plans: decoding rounds by what was decided about them (`Reason` of speculation.controller).
     """
 
     max_draft_len: int
@@ -98,6 +99,7 @@ class SessionStats:
     core_s: float = 0.0
     round_s: float = 0.0
     finished: dict[str, int] = field(default_factory=dict)
+    plans: dict[str, int] = field(default_factory=dict)
     acceptance: AcceptanceStatistics = field(init=False)
 
     def __post_init__(self) -> None:

@@ -8,10 +8,11 @@ from typing import Literal
 
 from trtllm_dspark.errors import ConfigError
 
-SpeculationMode = Literal["off", "fixed", "threshold", "early_stop", "stale_topk"]
+SpeculationMode = Literal["off", "fixed", "threshold", "early_stop", "stale_topk", "adaptive"]
+DEFAULT_SPECULATION = "adaptive"
 DEFAULT_THRESHOLD = 0.3
 MAX_DRAFTS = 2**31 - 1
-FORMS = "off, fixed[:G], threshold[:C], early_stop or stale_topk[:B]"
+FORMS = "adaptive, off, fixed[:G], threshold[:C], early_stop or stale_topk[:B]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class SpeculationConfig:
     Attributes:
         mode: `off` decodes plainly; `fixed` verifies the same number for every request; `threshold` while the running
             product of confidences stays at or above a number; `early_stop` is the paper's Algorithm 1; `stale_topk`
-            its section 5.2.
+            its section 5.2; `adaptive` verifies what pays by the cost table and decodes plainly where nothing does.
         draft_len: G of `fixed`: drafts verified, at most the trained block; None = the whole block.
         threshold: C of `threshold`, in [0, 1].
         budget: B of `stale_topk`: drafts verified over all requests; None = from the cost table.
@@ -34,7 +35,7 @@ class SpeculationConfig:
 
     @staticmethod
     def parse(text: str) -> SpeculationConfig:
-        """Read `off`, `fixed`, `fixed:3`, `threshold:0.3`, `early_stop`, `stale_topk` or `stale_topk:12`.
+        """Read `adaptive`, `off`, `fixed`, `fixed:3`, `threshold:0.3`, `early_stop`, `stale_topk` or `stale_topk:12`.
 
         Raises:
             ConfigError: another form, or a number out of range.
@@ -52,22 +53,24 @@ class SpeculationConfig:
             return SpeculationConfig("off")
         if name == "early_stop" and not colon:
             return SpeculationConfig("early_stop")
+        if name == "adaptive" and not colon:
+            return SpeculationConfig("adaptive")
         raise ConfigError(f"speculation '{text}' is not known; use {FORMS}")
 
     @property
     def needs_confidence(self) -> bool:
         """Whether the drafter must have a confidence head."""
-        return self.mode in ("threshold", "early_stop", "stale_topk")
+        return self.mode in ("threshold", "early_stop", "stale_topk", "adaptive")
 
     @property
     def compares_requests(self) -> bool:
         """Whether drafts of one request are verified or not because of the confidences of others."""
-        return self.mode in ("early_stop", "stale_topk")
+        return self.mode in ("early_stop", "stale_topk", "adaptive")
 
     @property
     def needs_cost_table(self) -> bool:
         """Whether step times of the engine must be known."""
-        return self.mode == "early_stop" or (self.mode == "stale_topk" and self.budget is None)
+        return self.mode in ("early_stop", "adaptive") or (self.mode == "stale_topk" and self.budget is None)
 
     def __str__(self) -> str:
         """Return the form that `parse` reads."""

@@ -73,10 +73,14 @@ class CostTable:
         return np.maximum.accumulate(_between(depths, curves, depth)).astype(np.float32)
 
     def draft_time_us(self, num_requests: int, *, depth: int = 0) -> float:
-        """Return microseconds of drafting one block for each of `num_requests` requests."""
+        """Return microseconds of drafting one block for each of `num_requests` requests.
+
+        Raises:
+            ConfigError: the table has no draft times: it was measured on an engine without a drafter.
+        """
         row = _row((shape.num_requests for shape in self.draft_us), num_requests)
         if row is None:
-            return 0.0
+            raise ConfigError("the cost table has no draft times; measure an engine that has a drafter")
         points = sorted((shape.depth, us) for shape, us in self.draft_us.items() if shape.num_requests == row)
         times = np.array([us for _, us in points])
         return float(_between([measured for measured, _ in points], times, depth))

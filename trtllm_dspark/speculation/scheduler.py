@@ -56,6 +56,7 @@ class PrefixScheduler:
         confidence: FloatArray | None,
         token_budget: int,
         depth: int = 0,
+        load_scale: float = 1.0,
     ) -> IntArray:
         """Return [R] int64 drafts to verify, 0..caps.
 
@@ -65,6 +66,7 @@ class PrefixScheduler:
             confidence: [R, draft_len] float32, None in modes that need none.
             token_budget: drafts that fit into the round.
             depth: tokens cached before each row, on average.
+            load_scale: factor on what tokens beyond one a request cost.
         """
         config, num_requests = self.config, len(requests)
         step_time = fixed_time = None
@@ -72,6 +74,7 @@ class PrefixScheduler:
             most = num_requests * (1 + self.draft_len)
             step_time = self.cost_table.step_time_us(num_requests, most, depth=depth)
             fixed_time = self.cost_table.draft_time_us(num_requests, depth=depth)
+        budget = self._budget(requests, caps, token_budget, step_time, fixed_time or 0.0, load_scale)
         schedule = _core.schedule_prefixes(
             config.mode,  # type: ignore[arg-type]
             num_requests=num_requests,
@@ -81,11 +84,12 @@ class PrefixScheduler:
             draft_len=self.draft_len if config.mode == "fixed" else None,
             threshold=config.threshold if config.mode == "threshold" else None,
             step_time_us=step_time if config.mode == "early_stop" else None,
-            budget=self._budget(requests, caps, token_budget, step_time, fixed_time or 0.0),
+            budget=budget,
             token_budget=token_budget,
+            load_scale=load_scale,
             fixed_time_us=fixed_time or 0.0,
         )
-        self._warn(schedule.warnings)
+        self._warn(schedule.warnings, step_time)
         if config.mode == "stale_topk" and confidence is not None:
             self._past.append({key: confidence[row] for row, key in enumerate(requests)})
         return schedule.verify_len
@@ -97,6 +101,7 @@ class PrefixScheduler:
         token_budget: int,
         step_time: FloatArray | None,
         fixed_time: float,
+        load_scale: float,
     ) -> int | None:
         if self.config.mode != "stale_topk" or self.config.budget is not None:
             return self.config.budget
@@ -105,13 +110,26 @@ class PrefixScheduler:
         sure = np.ones(self.draft_len, np.float32)
         stale = np.stack([past.get(key, sure) for key in requests])
         budget, warnings = _core.verify_budget(
-            stale, step_time_us=step_time, caps=caps, token_budget=token_budget, fixed_time_us=fixed_time
+            stale,
+            step_time_us=step_time,
+            caps=caps,
+            token_budget=token_budget,
+            load_scale=load_scale,
+            fixed_time_us=fixed_time,
         )
-        self._warn(warnings)
+        self._warn(warnings, step_time)
         return budget
 
-    def _warn(self, warnings: Sequence[str]) -> None:
+    def forget(self, request: Hashable) -> None:
+        """Drop what is kept about a request that has ended."""
+        for entry in self._past:
+            entry.pop(request, None)
+
+    def _warn(self, warnings: Sequence[str], step_time: FloatArray | None) -> None:
         for name in warnings:
+            # Near a request's end few drafts are left, and a stretch that short may be level in any table.
+            if name == "flat_cost_table" and step_time is not None and step_time[-1] > step_time[1]:
+                continue
             if name not in self._warned:
                 self._warned.add(name)
                 logger.warning("speculation '%s': %s (said once)", self.config, name.replace("_", " "))

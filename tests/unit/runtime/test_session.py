@@ -10,7 +10,7 @@ from helpers.fake_engine import FakeEngine, collect_outputs, greedy, token_ids
 from trtllm_dspark.errors import ConfigError, DeviceError, RequestError
 from trtllm_dspark.runtime import Request, SamplingParams, Session
 
-MODES = ["off", "fixed", "fixed:1", "fixed:2", "threshold:0.3", "early_stop", "stale_topk", "stale_topk:3"]
+MODES = ["off", "fixed", "fixed:1", "fixed:2", "threshold:0.3", "early_stop", "stale_topk", "stale_topk:3", "adaptive"]
 
 
 def make(mode: str = "fixed", *, engine: FakeEngine | None = None, **options: Any) -> Session:

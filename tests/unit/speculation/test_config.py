@@ -9,6 +9,7 @@ from trtllm_dspark.speculation import SpeculationConfig
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("adaptive", SpeculationConfig("adaptive")),
         ("off", SpeculationConfig("off")),
         ("fixed", SpeculationConfig("fixed")),
         ("fixed:3", SpeculationConfig("fixed", draft_len=3)),

@@ -75,7 +75,11 @@ def test_step_time_empty_table_is_refused() -> None:
 
 def test_draft_time_uses_the_next_measured_number() -> None:
     assert [TABLE.draft_time_us(count) for count in (1, 2, 5)] == [10.0, 20.0, 20.0]
-    assert CostTable(TABLE.verify_us, {}).draft_time_us(1) == 0.0
+
+
+def test_draft_time_of_a_table_without_any_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no draft times"):
+        CostTable(TABLE.verify_us, {}).draft_time_us(1)
 
 
 @given(st.lists(st.floats(1, 1e6), min_size=1, max_size=12))

@@ -1,0 +1,64 @@
+"""When to stop speculating, and when to try again."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+ENTER_GAIN = 0.01
+"""Speculation that promises less than this over plain decoding is not worth its risk."""
+LEAVE_GAIN = 0.03
+"""Speculation is taken up again when it promises this much; the gap keeps a gain near the margin from flapping."""
+PATIENCE = 8
+"""Rounds in a row that must promise too little before a bypass begins."""
+PROBE_ROUNDS = 3
+"""Rounds of one probe: as many blocks outweigh what is known of all requests in what is known of one."""
+FRESH_PERIOD = 16
+"""Rounds between two probes at least, when a request has joined of which nothing is known."""
+PROBE_PERIOD = 64
+"""Rounds between two probes at first."""
+MAX_PROBE_PERIOD = 256
+"""Probes that find nothing double their distance up to this."""
+
+Step = Literal["speculate", "bypass", "probe"]
+
+
+class Bypass:
+    """Hysteresis over the predicted gain of speculating, counted in rounds."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self._poor = 0
+        self._idle = 0
+        self._left = 0
+        self._period = PROBE_PERIOD
+
+    def step(self, gain: float, *, fresh: bool) -> Step:
+        """Return what the next round does.
+
+        Args:
+            gain: predicted rate of speculating over that of plain decoding, minus 1; from past rounds.
+            fresh: whether a request is there of which no block is known.
+        """
+        if self.active:
+            return self._bypassed(gain, fresh=fresh)
+        self._poor = self._poor + 1 if gain < ENTER_GAIN else 0
+        if self._poor < PATIENCE:
+            return "speculate"
+        self.active = True
+        self._idle, self._left, self._period = 0, 0, PROBE_PERIOD
+        return "bypass"
+
+    def _bypassed(self, gain: float, *, fresh: bool) -> Step:
+        if gain > LEAVE_GAIN:
+            self.active = False
+            self._poor = 0
+            return "speculate"
+        if self._left > 0:
+            self._left -= 1
+            return "probe"
+        self._idle += 1
+        if self._idle < (min(FRESH_PERIOD, self._period) if fresh else self._period):
+            return "bypass"
+        self._idle, self._left = 0, PROBE_ROUNDS - 1
+        self._period = min(2 * self._period, MAX_PROBE_PERIOD)
+        return "probe"

@@ -1,0 +1,161 @@
+"""Predicted times of a round, corrected by the measured ones."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from trtllm_dspark.engine.base import FloatArray
+from trtllm_dspark.speculation.cost_table import CostTable
+
+logger = logging.getLogger(__name__)
+
+BASE_BOUND = 16.0
+"""The base is corrected by at most this factor either way; what all three share decides nothing."""
+RATIO_BOUND = 4.0
+"""Marginal and draft cost are corrected by at most this factor more, or less, than the base."""
+MEMORY = 0.98
+"""Weight of a round after one more round: a correction rests on about fifty."""
+PRIOR = 4.0
+"""Rounds that the assumption counts for that base and marginal cost drift alike."""
+OUTLIER = 3.0
+"""A round that took more than this times its prediction was interrupted; it counts as this much."""
+TOLD = 1.5
+"""A correction is logged when it has changed by this factor since it was logged last."""
+TELL_EVERY = 256
+"""Rounds between two such lines at least."""
+DEPTH_STEP = 64
+"""Curves are kept for depths rounded to this: passes grow slowly with the context."""
+MAX_CURVES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Measured over predicted time.
+
+    Attributes:
+        base: of a pass over one token a request, within [1/16, 16].
+        marginal: of what more tokens add to it, within [1/4, 4] of `base`.
+        draft: of drafting, within [1/4, 4] of `base`.
+    """
+
+    base: float = 1.0
+    marginal: float = 1.0
+    draft: float = 1.0
+
+
+class RoundCosts:
+    """Times of a round from a cost table that is corrected while it is used.
+
+    A verify pass is predicted as `base * t(R, R) + marginal * (t(R, T) - t(R, R))`, a draft as `draft * d(R)`. Base and
+    marginal are fitted to the rounds by least squares with forgetting; while the rounds cannot tell them apart both
+    are the ratio of measured to predicted time. A factor all three share decides nothing; what differs among them does.
+
+    Args:
+        table: times of the engine's passes.
+        max_draft_len: gamma.
+    """
+
+    def __init__(self, table: CostTable, *, max_draft_len: int) -> None:
+        self.table = table
+        self.correction = Correction()
+        self._width = max_draft_len + 1
+        self._curves: dict[tuple[int, int], tuple[FloatArray, float]] = {}
+        self._normal = np.zeros((2, 2))
+        self._moment = np.zeros(2)
+        self._draft_weight = self._draft_ratio = 0.0
+        self._told = Correction()
+        self._untold = TELL_EVERY
+
+    def plain_us(self, num_requests: int, depth: int) -> float:
+        """Return microseconds of a pass over one token a request."""
+        return self.correction.base * float(self._curve(num_requests, depth)[0][num_requests])
+
+    def draft_us(self, num_requests: int, depth: int) -> float:
+        """Return microseconds of drafting one block for each of `num_requests` requests."""
+        return self.correction.draft * self._curve(num_requests, depth)[1]
+
+    def verify_us(self, num_requests: int, depth: int, *, cost_scale: float = 1.0) -> FloatArray:
+        """Return [R * (gamma + 1) + 1] microseconds of a pass over T tokens; entries below R are those of R.
+
+        Args:
+            num_requests: R.
+            depth: tokens cached before each row, on average.
+            cost_scale: further factor on what tokens beyond R add.
+        """
+        curve = self._curve(num_requests, depth)[0]
+        first = curve[num_requests]
+        factor = np.float32(self.correction.marginal * cost_scale)
+        return np.asarray(np.float32(self.correction.base) * first + factor * (curve - first), np.float32)
+
+    def observe_verify(
+        self, num_requests: int, num_tokens: int, depth: int, measured_us: float, *, cost_scale: float = 1.0
+    ) -> float:
+        """Learn from one target pass; return the time that was predicted for it."""
+        curve = self._curve(num_requests, depth)[0]
+        first = float(curve[num_requests])
+        more = cost_scale * (float(curve[min(num_tokens, len(curve) - 1)]) - first)
+        predicted = self.correction.base * first + self.correction.marginal * more
+        taken = _believable(measured_us, predicted, first + more)
+        row = np.array([1.0, more / first])
+        self._normal = MEMORY * self._normal + np.outer(row, row)
+        self._moment = MEMORY * self._moment + row * (taken / first)
+        # Of both alike: the least-squares factor on the whole prediction.
+        alike = self._moment.sum() / self._normal.sum()
+        base, marginal = np.linalg.solve(self._normal + PRIOR * np.eye(2), self._moment + PRIOR * alike)
+        self._correct(float(base), float(marginal))
+        return predicted
+
+    def observe_draft(self, num_requests: int, depth: int, measured_us: float) -> float:
+        """Learn from one draft; return the time that was predicted for it."""
+        table_us = self._curve(num_requests, depth)[1]
+        predicted = self.correction.draft * table_us
+        taken = _believable(measured_us, predicted, table_us)
+        self._draft_weight = MEMORY * self._draft_weight + 1.0
+        self._draft_ratio = MEMORY * self._draft_ratio + taken / table_us
+        self._correct(self.correction.base, self.correction.marginal)
+        return predicted
+
+    def _curve(self, num_requests: int, depth: int) -> tuple[FloatArray, float]:
+        """Return the table's own verify curve and draft time, kept by rounded depth."""
+        key = (num_requests, (depth + DEPTH_STEP // 2) // DEPTH_STEP)
+        found = self._curves.get(key)
+        if found is None:
+            if len(self._curves) >= MAX_CURVES:
+                self._curves.clear()
+            rounded = key[1] * DEPTH_STEP
+            curve = self.table.step_time_us(num_requests, num_requests * self._width, depth=rounded)
+            curve[:num_requests] = curve[num_requests]
+            found = curve, self.table.draft_time_us(num_requests, depth=rounded)
+            self._curves[key] = found
+        return found
+
+    def _correct(self, base: float, marginal: float) -> None:
+        # As long as no draft was timed it is taken to drift like the target.
+        draft = self._draft_ratio / self._draft_weight if self._draft_weight else base
+        base = _bounded(base, 1.0, BASE_BOUND)
+        self.correction = Correction(base, _bounded(marginal, base, RATIO_BOUND), _bounded(draft, base, RATIO_BOUND))
+        self._untold += 1
+        pairs = zip(_values(self.correction), _values(self._told), strict=True)
+        if self._untold >= TELL_EVERY and any(not 1 / TOLD < now / told < TOLD for now, told in pairs):
+            self._told, self._untold = self.correction, 0
+            logger.info(
+                "the cost table is rescaled to the measured rounds: one token a request x%.2f, more tokens x%.2f, "
+                "drafting x%.2f",
+                *_values(self.correction),
+            )
+
+
+def _values(correction: Correction) -> tuple[float, float, float]:
+    return correction.base, correction.marginal, correction.draft
+
+
+def _bounded(factor: float, middle: float, bound: float) -> float:
+    return min(bound * middle, max(middle / bound, factor))
+
+
+def _believable(measured_us: float, predicted_us: float, table_us: float) -> float:
+    """Cut a measurement that was interrupted, but let a correction of 1 reach the bound."""
+    return min(measured_us, OUTLIER * max(predicted_us, table_us))
