@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from trtllm_dspark.checkpoint.config import DrafterConfig
@@ -20,6 +21,7 @@ PREFIX = "drafter."
 _HEAD_KINDS = ("none", "vanilla", "gated", "rnn")
 _SAMPLING = (("temperature", np.float32), ("top_k", np.int32), ("top_p", np.float32), ("seed", np.int64))
 _OWN_HEADS = {"gated": "gate", "rnn": "rnn"}
+_LANES = 16
 _OUTPUT_DTYPES = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
 
 
@@ -36,10 +38,25 @@ def draft_of_target(vocab: int, draft_token_ids: NDArray[np.int64]) -> NDArray[n
     return table
 
 
-def markov_table(config: DrafterConfig, heads: dict[str, FloatArray]) -> FloatArray:
-    """Return [V] float32: what the token before adds to the confidence logit, w_m . W1[v]."""
-    weight = heads["confidence.weight"][config.backbone.hidden_size :].astype(np.float64)
-    return (heads["markov.w1"].astype(np.float64) @ weight).astype(np.float32)
+def markov_table(embeddings: FloatArray, weight: FloatArray) -> FloatArray:
+    """Return [V] float32: what the token before adds to the confidence logit, w_m . W1[v], in the core's bits.
+
+    The core sums 16 lanes by fused multiply-add, then halves them (docs/core_numerics.md).
+
+    Args:
+        embeddings: W1 [V, r] as the chain reads it, int8 factors multiplied by their scales.
+        weight: w_m [r].
+    """
+    lanes = np.zeros((len(embeddings), _LANES), np.float32)
+    for column in range(embeddings.shape[1]):
+        # The product of two float32 is exact in float64.
+        product = embeddings[:, column].astype(np.float64) * float(weight[column])
+        lanes[:, column % _LANES] = (product + lanes[:, column % _LANES]).astype(np.float32)
+    width = _LANES // 2
+    while width:
+        lanes[:, :width] += lanes[:, width : 2 * width]
+        width //= 2
+    return np.ascontiguousarray(lanes[:, 0])
 
 
 @dataclass(slots=True)
@@ -86,7 +103,10 @@ class DraftHeads:
         """Append DsparkConfidenceSchedule: caps [R], limits, terms, costs, calibration -> rows of the verify pass."""
         net, config = self.net, self.config
         inputs = {name: name for name in ("anchors", "positions", "draft_tokens")}
-        inputs["caps"] = net.input("caps", np.int32, ["R"])
+        # A block whose draft failed has no tokens to verify, whatever the schedule would admit.
+        drafted = net.node("Equal", "draft_status", net.scalar(0, np.int32))
+        usable = net.node("Cast", drafted, to=onnx.TensorProto.INT32)
+        inputs["caps"] = net.node("Mul", net.input("caps", np.int32, ["R"]), usable)
         inputs["limits"] = net.input("limits", np.int32, [4])
         inputs["terms"] = net.input("terms", np.float32, [3])
         inputs["step_time_us"] = net.input("step_time_us", np.float32, [max_num_tokens + 1])
@@ -100,7 +120,8 @@ class DraftHeads:
             inputs["inv_temperature"] = net.input("inv_temperature", np.float32, [self.gamma])
             inputs["position_bias"] = net.input("position_bias", np.float32, [self.gamma])
         if markov_half:
-            inputs["markov_table"] = net.weight(f"{PREFIX}confidence.table", markov_table(config, self.heads))
+            table = markov_table(self._embeddings(), self.heads["confidence.weight"][config.backbone.hidden_size :])
+            inputs["markov_table"] = net.weight(f"{PREFIX}confidence.table", table)
         fields = {
             "schedule_mode": get_args(Schedule).index(self.options.schedule),
             "confidence_head": int(config.confidence),
@@ -117,6 +138,12 @@ class DraftHeads:
 
     def _blocks(self, value: str, width: int) -> str:
         return self.net.node("Reshape", value, self.net.ints(-1, self.gamma, width))
+
+    def _embeddings(self) -> FloatArray:
+        if not self.options.int8_heads:
+            return self.heads["markov.w1"]
+        codes, scales = quantize_rows(self.heads["markov.w1"])
+        return codes * scales[:, None]
 
     def _factors(self) -> dict[str, str]:
         """Store W1 and W2 in the graph's type, or in int8 with one scale a row."""
