@@ -134,7 +134,9 @@ class AdaptivePolicy:
         added = (curve[count::count] - plain_us) / count
         if self._blocks.empty:
             # Nothing is known: ask that the first draft of every request pays for itself.
-            self._default = min(1.0, float(added[1]) * count / (draft_us + plain_us))
+            # Where a staircase gives it away, ask the least there is.
+            least = float(added[1]) * count / (draft_us + plain_us)
+            self._default = min(1.0, max(float(THRESHOLDS[0]), least))
             self.threshold = self._default
             return
         lengths, survivors = self._blocks.means(drafting)

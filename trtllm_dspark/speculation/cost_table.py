@@ -88,8 +88,9 @@ class CostTable:
     def _curve(self, num_requests: int, depth: int, max_tokens: int) -> Reals:
         """Return [max_tokens + 1] microseconds at a measured number of requests and depth."""
         shapes = [s for s in self.verify_us if s.num_requests == num_requests and s.depth == depth]
+        width = max(shape.longest_row for shape in shapes)
         even = [s for s in shapes if is_even(s)]
-        grown = [s for s in shapes if is_grown(s, max(shape.longest_row for shape in shapes))]
+        grown = [s for s in shapes if is_grown(s, width)]
         tokens = np.arange(max_tokens + 1)
         curves = np.stack([_extended(self.verify_us, chain, tokens) for chain in (even, grown) if chain])
         return np.asarray(curves.mean(axis=0), np.float64)
