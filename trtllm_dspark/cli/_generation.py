@@ -13,8 +13,9 @@ from trtllm_dspark.runtime import Request, SamplingParams, Session
 from trtllm_dspark.runtime.request import check_request
 
 SPECULATION_HELP = (
-    "drafts verified a round: off, fixed[:G] (G of every request), threshold[:C] (while the running product of "
-    "confidences is at least C), early_stop or stale_topk[:B] (by what a pass costs)"
+    "drafts verified a round: adaptive (what pays by confidence, acceptance and the cost table; plain decoding where "
+    "nothing does), off, fixed[:G] (G of every request), threshold[:C] (while the running product of confidences is at "
+    "least C), early_stop or stale_topk[:B] (by what a pass costs)"
 )
 
 

@@ -29,7 +29,7 @@ from trtllm_dspark.runtime import Request, Session
 from trtllm_dspark.runtime.closed_loop import run_closed_loop
 from trtllm_dspark.speculation import AcceptanceStatistics, SpeculationConfig
 
-DEFAULT_MODES = "off,fixed:3,fixed:7,threshold:0.3"
+DEFAULT_MODES = "off,fixed:3,fixed:7,threshold:0.3,adaptive"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--repeats must be at least 1, got {args.repeats}")
     configs = _parse_modes(args.speculation)
     prompts = read_prompts(args.prompts_file)
-    off = Session.open(args.engine_dir, num_threads=args.num_threads, acceptance=args.acceptance)
+    off = Session.open(args.engine_dir, num_threads=args.num_threads, speculation="off", acceptance=args.acceptance)
     try:
         check_batch_size(args.batch_size, off)
         requests = make_requests(prompts, args, off)

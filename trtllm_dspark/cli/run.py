@@ -21,7 +21,7 @@ from trtllm_dspark.cli._generation import (
 from trtllm_dspark.cli._prompts import Prompt, read_prompts
 from trtllm_dspark.runtime import RequestOutput, RequestStats, Session
 from trtllm_dspark.runtime.closed_loop import run_closed_loop
-from trtllm_dspark.speculation import SpeculationConfig
+from trtllm_dspark.speculation import DEFAULT_SPECULATION, SpeculationConfig
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one user message")
     source.add_argument("--prompts_file", type=Path, metavar="F.jsonl", help="one object with 'prompt' a line")
-    parser.add_argument("--speculation", default="threshold", metavar="MODE", help=SPECULATION_HELP)
+    parser.add_argument("--speculation", default=DEFAULT_SPECULATION, metavar="MODE", help=SPECULATION_HELP)
     parser.add_argument("--json", action="store_true", help="print one JSON object a request instead of the text")
     add_sampling_arguments(parser)
 

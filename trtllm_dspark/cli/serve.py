@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--openai_port", type=int, help="also serve OpenAI's API (/v1/completions, /v1/chat/completions) on this port")
     add(
         "--speculation",
-        default="threshold",
-        help="which drafts a round verifies: off, fixed[:G], threshold[:C], early_stop or stale_topk[:B]",
+        default="adaptive",
+        help="which drafts a round verifies: adaptive, off, fixed[:G], threshold[:C], early_stop or stale_topk[:B]",
     )
     add("--acceptance", default="rejection", choices=("rejection", "coupled"), help="how sampled drafts are accepted")
     add("--num_threads", type=int, default=2, help="threads of the CPU engine")

@@ -24,7 +24,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="trtllm_dspark.engine_process", allow_abbrev=False)
     parser.add_argument("--engine_dir", required=True, type=Path)
     parser.add_argument("--socket", required=True, help="Unix socket to listen on")
-    parser.add_argument("--speculation", default="off", help="which drafts a round verifies, as in trtllm-dspark serve")
+    parser.add_argument(
+        "--speculation", default="adaptive", help="which drafts a round verifies, as in trtllm-dspark serve"
+    )
     parser.add_argument("--acceptance", default="rejection", choices=("rejection", "coupled"))
     parser.add_argument("--num_threads", type=int, default=2)
     parser.add_argument("--max_queue_size", type=int, default=256)
