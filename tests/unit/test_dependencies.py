@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": set(),
     "graph": {"plugins"},
     "engine_dir": set(),
-    "engine": {"graph", "engine_dir", "_core"},
+    "engine": {"graph", "engine_dir", "plugins", "_core"},
     "build": {"checkpoint", "graph", "engine_dir", "engine", "reference"},
     "speculation": {"engine.base", "engine_dir", "_core"},
     "load": set(),

@@ -1,0 +1,346 @@
+"""Rounds in flight: what the host writes and reads, and when.
+
+One stream carries everything, so a round begins where the last one ended and nothing on the device waits for the host.
+The host's part of a round is two copies: its inputs, before, and its results, behind it. It waits for the results of
+round n only after it has enqueued round n + 1.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_dspark.engine._packing import pack_rows
+from trtllm_dspark.engine.rounds import (
+    DecodeRows,
+    PromptRows,
+    RoundBatch,
+    RoundResult,
+    RowResults,
+    RowSampling,
+    Ticket,
+)
+from trtllm_dspark.engine.tensorrt._buckets import RoundKey, choose_key, context_shapes, target_shapes
+from trtllm_dspark.engine.tensorrt._graphs import GraphCache
+from trtllm_dspark.engine.tensorrt._heads import DeviceHeads
+from trtllm_dspark.engine.tensorrt._memory import Layout, Pinned, PinnedRing
+from trtllm_dspark.engine.tensorrt._model import Model
+from trtllm_dspark.engine.tensorrt._round import (
+    ACCEPTANCES,
+    FIXED_MODE,
+    MAX_BANNED,
+    SCHEDULE_MODES,
+    DeviceRound,
+    round_inputs,
+    round_outputs,
+    round_work,
+    sampling_arrays,
+)
+from trtllm_dspark.engine.tensorrt._staging import stage
+from trtllm_dspark.errors import DeviceError
+
+ROUNDS_IN_FLIGHT = 2
+_DEPTH = ROUNDS_IN_FLIGHT + 1
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A submitted round: its sizes and where its results will be."""
+
+    number: Ticket
+    start: int
+    num_decoding: int
+    num_completed: int
+    confidence: bool
+    drafted: bool
+    decode: Pinned | None = None
+    prompts: Pinned | None = None
+
+
+class RoundQueue:
+    """Submits and collects rounds over a model.
+
+    Args:
+        model: plans and memory.
+        heads: the drafter's heads on the device, or None.
+        num_graphs: CUDA graphs kept at most.
+        cuda_graphs: False runs rounds launch by launch.
+    """
+
+    def __init__(self, model: Model, heads: DeviceHeads | None, *, num_graphs: int, cuda_graphs: bool = True) -> None:
+        device, limits = model.device, model.limits
+        self._model, self._heads = model, heads
+        self._inputs, self._outputs = round_inputs(limits), round_outputs(limits)
+        work = round_work(limits, limits.draft_vocab_size)
+        rows, gamma = limits.max_batch_size, max(1, limits.max_draft_len)
+        self._prompt_inputs = Layout({"active": ((1,), np.int32), **sampling_arrays(rows)})
+        self._prompt_outputs = Layout(
+            {
+                "out_tokens": ((rows, gamma + 1), np.int32),
+                "emitted_len": ((rows,), np.int32),
+                "status": ((rows,), np.int32),
+            }
+        )
+        self._base = {
+            layout: device.allocate(layout.num_bytes)
+            for layout in (self._inputs, self._outputs, self._prompt_inputs, self._prompt_outputs)
+        }
+        memory = model.memory | work.addresses(device.allocate(work.num_bytes))
+        memory |= self._inputs.addresses(self._base[self._inputs])
+        memory |= self._outputs.addresses(self._base[self._outputs])
+        self._memory = memory
+        own = model.drafter
+        self._round = DeviceRound(
+            device,
+            limits,
+            None if own is None else own.config,
+            heads,
+            model.target,
+            None if own is None else own.context,
+            None if own is None else own.block,
+            memory,
+            model.stream,
+        )
+        self.graphs = GraphCache(device, num_graphs, enabled=cuda_graphs)
+        self._uploads = {layout: PinnedRing(device, _DEPTH, layout.num_bytes) for layout in self._uploaded}
+        self._results = {layout: PinnedRing(device, _DEPTH, layout.num_bytes) for layout in self._downloaded}
+        self._staging = PinnedRing(device, _DEPTH)
+        self._starts = [device.create_event() for _ in range(_DEPTH)]
+        self._flights: deque[_Flight] = deque()
+        self._next: Ticket = 0
+
+    @property
+    def _uploaded(self) -> tuple[Layout, ...]:
+        return self._inputs, self._prompt_inputs
+
+    @property
+    def _downloaded(self) -> tuple[Layout, ...]:
+        return self._outputs, self._prompt_outputs
+
+    @property
+    def num_in_flight(self) -> int:
+        """Rounds that were submitted and not collected."""
+        return len(self._flights)
+
+    def submit(self, batch: RoundBatch) -> Ticket:
+        """Enqueue a round; see `RoundEngine.submit_round`."""
+        if len(self._flights) >= ROUNDS_IN_FLIGHT:
+            raise RuntimeError(f"{ROUNDS_IN_FLIGHT} rounds are in flight; collect one first")
+        model, acceptance = self._model, ACCEPTANCES[batch.acceptance]
+        decode, prompts = batch.decode, batch.prompts
+        flight = _Flight(
+            number=self._next,
+            start=self._starts[self._next % _DEPTH],
+            num_decoding=0 if decode is None else decode.max_drafts.size,
+            num_completed=0 if prompts is None else prompts.max_new_tokens.size,
+            drafted=decode is not None and decode.schedule is not None,
+            confidence=False,
+        )
+        model.device.record(flight.start, model.stream)
+        if decode is not None:
+            flight.confidence = flight.drafted and self._heads is not None and self._heads.has_confidence
+            self._enqueue_decode(decode, acceptance, flight.number)
+            flight.decode = self._fetch(self._outputs)
+        if prompts is not None:
+            self._enqueue_prompts(prompts, acceptance)
+            if flight.num_completed:
+                flight.prompts = self._fetch(self._prompt_outputs)
+        self._flights.append(flight)
+        self._next += 1
+        return flight.number
+
+    def collect(self, ticket: Ticket) -> RoundResult:
+        """Wait for the oldest round; see `RoundEngine.collect_round`."""
+        if not self._flights or self._flights[0].number != ticket:
+            raise RuntimeError(f"round {ticket} is not the oldest one in flight; collect rounds in order")
+        flight = self._flights.popleft()
+        end = flight.start
+        decode = verify_len = draft_failed = confidence = prompts = None
+        if flight.decode is not None:
+            views = self._read(self._outputs, flight.decode)
+            count, end = flight.num_decoding, flight.decode.event
+            decode = _rows(views, count)
+            verify_len = views["verify_len"][:count].astype(np.int64)
+            draft_failed = (views["draft_status"][:count] != 0) & flight.drafted
+            confidence = views["confidence"][:count].copy() if flight.confidence else None
+            self._results[self._outputs].release(flight.decode)
+        if flight.prompts is not None:
+            views = self._read(self._prompt_outputs, flight.prompts)
+            end = flight.prompts.event
+            prompts = _rows(views, flight.num_completed)
+            self._results[self._prompt_outputs].release(flight.prompts)
+        device_us = 0.0 if end == flight.start else self._model.device.elapsed_us(flight.start, end)
+        self.graphs.collected(ticket)
+        return RoundResult(decode, verify_len, draft_failed, confidence, prompts, device_us)
+
+    def close(self) -> None:
+        """Forget rounds in flight and release the graphs; the device must be idle."""
+        self._flights.clear()
+        self.graphs.close()
+
+    def key(self, decode: DecodeRows, acceptance: int) -> RoundKey:
+        """Return the bucket of a decoding round.
+
+        Raises:
+            DeviceError: the round exceeds what the plans take.
+        """
+        limits, count = self._model.limits, decode.max_drafts.size
+        schedule = decode.schedule
+        drafts = 0
+        if schedule is not None:
+            drafts = min(int(decode.max_drafts.sum()), schedule.token_budget)
+            if schedule.mode == "stale_topk":
+                drafts = min(drafts, schedule.budget)
+        if not 0 < count <= limits.max_batch_size or count + drafts > self._model.decode_tokens:
+            raise DeviceError(
+                f"a round of {count} requests and {drafts} drafts exceeds the engine's "
+                f"{limits.max_batch_size} requests or {self._model.decode_tokens} tokens; build it with larger limits"
+            )
+        return choose_key(
+            count,
+            drafts,
+            draft_len=0 if schedule is None else limits.max_draft_len,
+            mode=FIXED_MODE if schedule is None else SCHEDULE_MODES[schedule.mode],
+            acceptance=acceptance,
+            bans=bool(decode.sampling.ban_until.any()),
+            max_requests=limits.max_batch_size,
+            max_tokens=self._model.decode_tokens,
+        )
+
+    def _enqueue_decode(self, decode: DecodeRows, acceptance: int, number: Ticket) -> None:
+        model = self._model
+        key = self.key(decode, acceptance)
+        captured = self.graphs.get(key, model.stream, self._round.contexts, self._round.enqueue, self._idle)
+        ring = self._uploads[self._inputs]
+        piece = ring.take()
+        _write_decode(self._inputs.views(piece.memory), decode, key)
+        model.device.to_device(self._base[self._inputs], piece.memory, model.stream)
+        ring.give(piece, model.stream)
+        self.graphs.launch(key, captured, model.stream, self._round.enqueue, number)
+
+    def _idle(self) -> None:
+        self._model.device.clear(self._memory["active"], 4, self._model.stream)
+
+    def _enqueue_prompts(self, prompts: PromptRows, acceptance: int) -> None:
+        model, limits = self._model, self._model.limits
+        completed = prompts.max_new_tokens.size
+        packed = pack_rows(prompts.row_lens, prompts.write_indices)
+        ends = prompts.write_indices + prompts.row_lens
+        if int(ends.max()) > limits.max_seq_len or prompts.token_ids.size > limits.max_num_tokens:
+            raise DeviceError("a prompt chunk ends beyond the engine's limits; build it with larger ones")
+        # What is cached of each row; a prompt's last token is the anchor of its first output token.
+        cached = ends.copy()
+        cached[:completed] -= 1
+        remaining = np.zeros(ends.size, np.int32)
+        remaining[:completed] = prompts.max_new_tokens
+        rows = np.zeros(max(1, completed), np.int64)
+        rows[:completed] = (np.cumsum(prompts.row_lens) - 1)[:completed]
+        slot = 4 * prompts.first_slot
+        stage(
+            model,
+            self._staging,
+            {
+                self._memory["input_ids"]: prompts.token_ids,
+                self._memory["token_positions"]: packed.positions,
+                self._memory["pack_index"]: packed.pack_index,
+                self._memory["pad_index"]: packed.pad_index,
+                self._memory["write_indices"]: prompts.write_indices,
+                self._memory["logit_rows"]: rows,
+                self._memory["positions"] + slot: cached.astype(np.int32),
+                self._memory["remaining"] + slot: remaining,
+            },
+        )
+        count, tokens = prompts.row_lens.size, prompts.token_ids.size
+        model.target.enqueue(
+            target_shapes(count, packed.width, tokens, rows.size),
+            model.stream,
+            first_slot=prompts.first_slot,
+            memory={"logit_rows": self._memory["logit_rows"]},
+        )
+        if model.drafter is not None:
+            shapes = context_shapes(count, packed.width, tokens, limits.feature_size)
+            model.drafter.context.enqueue(shapes, model.stream, first_slot=prompts.first_slot)
+        if completed:
+            self._enqueue_first_tokens(prompts, acceptance)
+
+    def _enqueue_first_tokens(self, prompts: PromptRows, acceptance: int) -> None:
+        """Enqueue the choice of each completed prompt's first token: a round without drafts over its last row."""
+        model, completed = self._model, prompts.max_new_tokens.size
+        ring = self._uploads[self._prompt_inputs]
+        piece = ring.take()
+        views = self._prompt_inputs.views(piece.memory)
+        views["active"][0] = completed
+        _write_sampling(views, prompts.sampling)
+        model.device.to_device(self._base[self._prompt_inputs], piece.memory, model.stream)
+        ring.give(piece, model.stream)
+        memory = self._prompt_inputs.addresses(self._base[self._prompt_inputs])
+        memory |= self._prompt_outputs.addresses(self._base[self._prompt_outputs])
+        memory["cu_tokens"] = self._memory["unit_rows"]
+        bans = bool(prompts.sampling.ban_until.any())
+        self._round.accept(
+            completed, completed, acceptance, bans, drafted=False, first_slot=prompts.first_slot, memory=memory
+        )
+
+    def _fetch(self, layout: Layout) -> Pinned:
+        model, ring = self._model, self._results[layout]
+        piece = ring.take()
+        model.device.to_host(piece.memory, self._base[layout], model.stream)
+        ring.give(piece, model.stream, results=True)
+        return piece
+
+    def _read(self, layout: Layout, piece: Pinned) -> dict[str, NDArray[Any]]:
+        self._results[layout].wait(piece)
+        return layout.views(piece.memory)
+
+
+def _rows(views: Mapping[str, NDArray[Any]], count: int) -> RowResults:
+    return RowResults(
+        tokens=views["out_tokens"][:count].astype(np.int64),
+        emitted_len=views["emitted_len"][:count].astype(np.int64),
+        status=views["status"][:count].astype(np.int64),
+    )
+
+
+def _write_sampling(views: Mapping[str, NDArray[Any]], sampling: RowSampling) -> None:
+    count = sampling.temperature.size
+    views["temperature"][:count] = sampling.temperature
+    views["top_k"][:count] = sampling.top_k
+    views["top_p"][:count] = sampling.top_p
+    views["seed"][:count] = sampling.seed.view(np.int64)
+    views["ban_until"][:] = 0
+    views["ban_until"][:count] = sampling.ban_until
+    if sampling.ban_until.any():
+        views["banned"][:count] = -1
+        for row, ids in enumerate(sampling.banned):
+            if len(ids) > MAX_BANNED:
+                raise DeviceError(f"a request bans {len(ids)} tokens, the engine at most {MAX_BANNED}")
+            views["banned"][row, : len(ids)] = ids
+
+
+def _write_decode(views: Mapping[str, NDArray[Any]], decode: DecodeRows, key: RoundKey) -> None:
+    count, schedule = decode.max_drafts.size, decode.schedule
+    views["active"][0] = count
+    views["max_drafts"][:] = 0
+    _write_sampling(views, decode.sampling)
+    views["limits"][:] = 0
+    views["terms"][:] = (0.0, 1.0, 0.0)
+    if schedule is None:
+        return
+    views["max_drafts"][:count] = decode.max_drafts
+    # Never more than the bucket's tokens, whatever the schedule would like.
+    budget = min(schedule.token_budget, key.num_tokens - key.num_requests)
+    views["limits"][:] = (schedule.draft_len, schedule.budget, budget, 0)
+    views["terms"][:] = (schedule.threshold, schedule.load_scale, schedule.fixed_time_us)
+    views["inv_temperature"][:] = 1.0 if schedule.temperature is None else np.float32(1) / schedule.temperature
+    views["position_bias"][:] = 0.0 if schedule.bias is None else schedule.bias
+    if schedule.step_time_us is not None:
+        table = views["step_time_us"]
+        known = min(table.size, schedule.step_time_us.size)
+        table[:known] = schedule.step_time_us[:known]
+        # Beyond the known sizes nothing is known: the kernel takes such a table as missing.
+        table[known:] = np.nan
