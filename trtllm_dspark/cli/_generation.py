@@ -40,7 +40,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 takes the likeliest token")
     group.add_argument("--top_k", type=int, default=0, metavar="K", help="sample among the K likeliest; 0 = all")
     group.add_argument("--top_p", type=float, default=1.0, metavar="P", help="sample among the likeliest up to P")
-    group.add_argument("--seed", type=int, metavar="S", help="same seed, same text; a new one each time when left out")
+    group.add_argument(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="same seed, same text with --acceptance coupled (in rejection mode where nothing goes by what passes cost); "
+        "a new one each time when left out",
+    )
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
     group.add_argument("--ignore_eos", action="store_true", help="go on past the model's end of sequence")
     group.add_argument("--raw", action="store_true", help="take prompts as they are, without the chat template")

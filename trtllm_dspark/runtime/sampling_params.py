@@ -26,7 +26,7 @@ class SamplingParams:
         temperature: 0 chooses the most likely token (greedy).
         top_k: sample among the k most likely tokens; 0 = all.
         top_p: sample among the most likely tokens that together hold this probability; 1 = all.
-        seed: same seed, same text for the same prompt and options (in `rejection` mode with `early_stop`,
+        seed: same seed, same text for the same prompt and options (in `rejection` mode with `adaptive`, `early_stop`,
             `stale_topk` or a token budget that can cut drafts the law is kept, not the text: docs/losslessness.md);
             None draws a new one every time.
         max_tokens: output tokens at most, the end-of-sequence token included.

@@ -115,8 +115,10 @@ def test_run_stop_flag_cuts_the_text(command: Command) -> None:
     assert out == "bcdef\n"
 
 
-def test_run_same_seed_prints_the_same_text(command: Command) -> None:
-    flags = ("run", "--prompt", "abc", "--temperature", "6", "--max_tokens", "30", "--json", "--ignore_eos")
+@pytest.mark.parametrize("mode", [("--acceptance", "coupled"), ("--speculation", "threshold")])
+def test_run_same_seed_prints_the_same_text(command: Command, mode: tuple[str, str]) -> None:
+    """In rejection mode a schedule that goes by the clock keeps the law, not the text."""
+    flags = ("run", "--prompt", "abc", "--temperature", "6", "--max_tokens", "30", "--json", "--ignore_eos", *mode)
     texts = [json.loads(command(*flags, "--seed", seed)[1])["token_ids"] for seed in ("1", "1", "2")]
     assert texts[0] == texts[1] != texts[2]
 
