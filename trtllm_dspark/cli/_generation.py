@@ -44,7 +44,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=int,
         metavar="S",
-        help="same seed, same text with --acceptance coupled (in rejection mode where nothing goes by what passes cost); "
+        help="same seed, same text with --acceptance coupled (in rejection mode if no schedule goes by the clock); "
         "a new one each time when left out",
     )
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
