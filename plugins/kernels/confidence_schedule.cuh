@@ -45,6 +45,7 @@ static __global__ void __launch_bounds__(kScheduleThreads, 1) scheduleKernel(Con
     in.budget = p.limits[1];
     in.token_budget = p.limits[2];
     in.threshold = static_cast<double>(p.terms[0]);
+    in.thresholds = p.thresholds;
     in.confidence = p.confidence;
     in.caps = p.caps;
     in.cost.base_tokens = static_cast<int64_t>(p.num_requests) + p.limits[3];

@@ -32,6 +32,7 @@ struct ConfidenceScheduleParams {
     int32_t const* draft_tokens;     // [R, gamma] target ids, -1 = no draft
     int32_t const* caps;             // [R] most draft tokens of each request, or null = gamma
     int32_t const* limits;           // [4] draft_len (fixed), budget (stale_topk), token_budget (-1 = none), extra_tokens
+    float const* thresholds;         // [R] threshold of each request in mode threshold, or null = terms[0] for all
     float const* terms;              // [3] threshold, load_scale, fixed_time_us
     float const* step_time_us;       // [table_len] entry B = microseconds of a pass over B tokens; null = missing
     float* confidence;               // [R, gamma]

@@ -46,7 +46,7 @@ class DeviceSchedule:
     Attributes:
         mode: as `SpeculationConfig.mode`.
         draft_len: drafts verified in mode `fixed`.
-        threshold: of mode `threshold`.
+        threshold: survival a draft needs in mode `threshold`, one number or [R] float32; above 1 = no draft.
         budget: drafts over all rows in mode `stale_topk`.
         token_budget: drafts over all rows that fit into the round.
         step_time_us: [B + 1] microseconds of a pass over B tokens, for mode `early_stop`, or None.
@@ -58,7 +58,7 @@ class DeviceSchedule:
 
     mode: Literal["fixed", "threshold", "early_stop", "stale_topk"]
     draft_len: int
-    threshold: float
+    threshold: float | FloatArray
     budget: int
     token_budget: int
     step_time_us: FloatArray | None = None

@@ -66,6 +66,7 @@ ATTENTIONS = {
 SCHEDULES = {
     **{f"{mode}": ScheduleShape(mode=mode) for mode in ("fixed", "threshold", "early_stop", "stale_topk")},
     **{f"early_stop_{table}": ScheduleShape(table=table) for table in ("missing", "short", "flat", "bad")},
+    "threshold_each": ScheduleShape(mode="threshold", num_requests=9, row_thresholds=True),
     "threshold_budget": ScheduleShape(mode="threshold", token_budget=3),
     "stale_budget": ScheduleShape(mode="stale_topk", token_budget=3, table="missing"),
     "one_request": ScheduleShape(num_requests=1, draft_len=1),

@@ -30,6 +30,7 @@ class ScheduleShape:
     table: str = "staircase"  # or missing, short, flat, bad
     token_budget: int = -1
     markov: bool = True
+    row_thresholds: bool = False
     padding: int = 2
     seed: int = 0
 
@@ -52,6 +53,7 @@ class ScheduleCase:
     caps: Array
     limits: Array
     terms: Array
+    thresholds: Array | None
     step_time_us: Array | None
 
 
@@ -100,6 +102,8 @@ def make_schedule(shape: ScheduleShape) -> ScheduleCase:
         caps=random.integers(0, gamma + 1, requests).astype(np.int32),
         limits=np.array([gamma - 1, 2 * requests, shape.token_budget, 3], np.int32),
         terms=np.array([0.25, 1.25, 30.0], np.float32),
+        # Above 1 = no draft.
+        thresholds=np.linspace(0.0, 1.25, requests, dtype=np.float32) if shape.row_thresholds else None,
         step_time_us=step_time,
     )
 
@@ -146,6 +150,7 @@ def schedule_problem(case: ScheduleCase) -> Problem:
         "draft_tokens": case.draft_tokens,
         "caps": case.caps,
         "limits": case.limits,
+        "thresholds": case.thresholds,
         "terms": case.terms,
         "step_time_us": case.step_time_us,
     }
@@ -160,6 +165,19 @@ def schedule_problem(case: ScheduleCase) -> Problem:
         "report": ((4,), np.int32),
     }
     return scalars, inputs, outputs
+
+
+def _alone(confidence: Array, row: int, case: ScheduleCase) -> int:
+    """Verify length of one request under its own threshold."""
+    assert case.thresholds is not None
+    threshold = float(case.thresholds[row])
+    if threshold > 1:
+        return 0
+    schedule = _core.schedule_prefixes(
+        "threshold", num_requests=1, max_draft_len=case.shape.draft_len, confidence=confidence[row : row + 1],
+        caps=case.caps[row : row + 1].astype(np.int64), threshold=threshold,
+    )  # fmt: skip
+    return int(schedule.verify_len[0])
 
 
 def core_schedule(case: ScheduleCase) -> Outputs:
@@ -189,18 +207,20 @@ def core_schedule(case: ScheduleCase) -> Outputs:
         budget=int(case.limits[1]) if shape.mode == "stale_topk" else None,
         **common,
     )
-    warnings, budget = set(schedule.warnings), 0
+    warnings, budget, lengths = set(schedule.warnings), 0, schedule.verify_len
+    if case.thresholds is not None:
+        lengths = np.array([_alone(confidence, row, case) for row in range(shape.num_requests)], np.int64)
     if shape.mode == "stale_topk":
         budget, more = _core.verify_budget(confidence, **common)
         warnings |= set(more)
     rows = shape.num_requests * (shape.draft_len + 1) + shape.padding
     packed = _core.pack_tokens(
-        case.anchors.astype(np.int64), case.draft_tokens.astype(np.int64), schedule.verify_len,
+        case.anchors.astype(np.int64), case.draft_tokens.astype(np.int64), lengths,
         case.positions.astype(np.int64), pad_to=rows,
     )  # fmt: skip
     return {
         "confidence": confidence,
-        "verify_len": schedule.verify_len,
+        "verify_len": lengths,
         "cu_tokens": packed.cu_tokens,
         "token_ids": packed.token_ids,
         "token_request": packed.token_request,

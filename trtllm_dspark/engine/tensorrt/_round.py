@@ -38,6 +38,7 @@ def round_inputs(limits: EngineLimits) -> Layout:
             "limits": ((4,), np.int32),
             "terms": ((3,), np.float32),
             "max_drafts": ((rows,), np.int32),
+            "thresholds": ((rows,), np.float32),
             **sampling_arrays(rows),
             "inv_temperature": ((gamma,), np.float32),
             "position_bias": ((gamma,), np.float32),
@@ -300,7 +301,10 @@ class DeviceRound:
             hidden=m["hidden"] if has_block else None,
             workspace=self._workspace,
             **confidence,
-            **{name: m[name] for name in ("inv_temperature", "position_bias", "limits", "terms", "step_time_us")},
+            **{
+                name: m[name]
+                for name in ("inv_temperature", "position_bias", "limits", "thresholds", "terms", "step_time_us")
+            },
             # Without a block nobody may draft, and the host says so.
             caps=m["caps"] if has_block else m["max_drafts"],
             **{name: m[name] for name in ("anchors", "positions", "draft_tokens")},

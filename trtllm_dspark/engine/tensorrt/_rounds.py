@@ -326,6 +326,7 @@ def _write_decode(views: Mapping[str, NDArray[Any]], decode: DecodeRows, key: Ro
     count, schedule = decode.max_drafts.size, decode.schedule
     views["active"][0] = count
     views["max_drafts"][:] = 0
+    views["thresholds"][:] = 0.0
     _write_sampling(views, decode.sampling)
     views["limits"][:] = 0
     views["terms"][:] = (0.0, 1.0, 0.0)
@@ -335,7 +336,8 @@ def _write_decode(views: Mapping[str, NDArray[Any]], decode: DecodeRows, key: Ro
     # Never more than the bucket's tokens, whatever the schedule would like.
     budget = min(schedule.token_budget, key.num_tokens - key.num_requests)
     views["limits"][:] = (schedule.draft_len, schedule.budget, budget, 0)
-    views["terms"][:] = (schedule.threshold, schedule.load_scale, schedule.fixed_time_us)
+    views["thresholds"][:count] = schedule.threshold
+    views["terms"][:] = (0.0, schedule.load_scale, schedule.fixed_time_us)
     views["inv_temperature"][:] = 1.0 if schedule.temperature is None else np.float32(1) / schedule.temperature
     views["position_bias"][:] = 0.0 if schedule.bias is None else schedule.bias
     if schedule.step_time_us is not None:

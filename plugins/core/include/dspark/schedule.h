@@ -31,6 +31,7 @@ struct ScheduleInput {
     int32_t draft_stride;  // gamma
     int32_t draft_len;     // fixed
     double threshold;      // threshold
+    float const* thresholds;  // [R] threshold of each request, above 1 = no draft; null = threshold for all
     int64_t budget;        // stale_topk
     int64_t token_budget;  // every mode; negative = none
     float const* confidence;  // [R, gamma], null only for fixed
@@ -184,12 +185,21 @@ DSPARK_HD void cutToBudget(Team const& team, int num_requests, int draft_stride,
     team.sync();  // verify_len visible to all ranks
 }
 
-//! Longest prefix of each request whose survivals reach `floor`.
+//! Survival in Q0.31 that a draft needs in mode threshold.
+DSPARK_HD inline uint32_t floorOf(ScheduleInput const& in, int request) {
+    double const threshold = in.thresholds ? static_cast<double>(in.thresholds[request]) : in.threshold;
+    // NaN, negative and huge values from outside end up at a bound.
+    double const bounded = threshold >= 0.0 ? minOf(threshold, 1.5) : 0.0;
+    return static_cast<uint32_t>(roundI64(mulRn(bounded, 2147483648.0)));
+}
+
+//! Longest prefix of each request whose survivals reach its threshold.
 DSPARK_TEAM template <class Team>
-DSPARK_HD void prefixAbove(Team const& team, ScheduleInput const& in, uint32_t const* survival, uint32_t floor,
+DSPARK_HD void prefixAbove(Team const& team, ScheduleInput const& in, uint32_t const* survival,
                            int32_t* verify_len) {
     for (int request = team.rank(); request < in.num_requests; request += team.size()) {
         uint32_t const* const row = survival + static_cast<int64_t>(request) * in.draft_stride;
+        uint32_t const floor = floorOf(in, request);
         int len = 0;
         while (len < in.draft_stride && row[len] >= floor && row[len] > 0) ++len;
         verify_len[request] = len;
@@ -251,8 +261,7 @@ DSPARK_HD void schedulePrefixes(Team const& team, ScheduleInput const& in, Sched
         out->num_candidates = candidates;
     }
     if (in.mode == ScheduleMode::kThreshold) {
-        uint32_t const floor = static_cast<uint32_t>(roundI64(mulRn(in.threshold, 2147483648.0)));
-        prefixAbove(team, in, ws.survival, floor, out->verify_len);
+        prefixAbove(team, in, ws.survival, out->verify_len);
         return cutToBudget(team, in.num_requests, in.draft_stride, in.token_budget, out->verify_len);
     }
     if (warnings & (kMissingCostTable | kBadCostTable)) {
