@@ -5,48 +5,21 @@ The steps know slots and arrays; what a request is to its caller (text, stops, o
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtllm_dspark import _core
-from trtllm_dspark.engine.base import ContextBatch, Engine, FloatArray, IntArray, TargetOutput, TokenBatch
+from trtllm_dspark.engine.base import Engine, FloatArray, IntArray, TargetOutput, TokenBatch
 from trtllm_dspark.runtime.active import ActiveRequest
-from trtllm_dspark.runtime.batcher import PromptChunk
+from trtllm_dspark.runtime.proposers.base import Chunks, Draft, Proposer
 from trtllm_dspark.runtime.sampling import SamplingCache
 from trtllm_dspark.runtime.stats import SessionStats
+from trtllm_dspark.runtime.timing import PassTimer
 from trtllm_dspark.speculation.controller import RoundOutcome, RoundPlan, SpeculationController
 from trtllm_dspark.speculation.recorder import ConfidenceRecorder
-
-P = ParamSpec("P")
-T = TypeVar("T")
-Scalar = TypeVar("Scalar", np.int64, np.float32)
-Chunks = Sequence[PromptChunk[ActiveRequest]]
-
-
-@dataclass(slots=True)
-class Draft:
-    """Drafts of one round.
-
-    Attributes:
-        result: what the core drafted for the span of decoding requests that draft.
-        rows: [R] int64, row in `result` of each decoding request, -1 for one that does not draft.
-        tokens: [R, draft_len] int64; rows outside the span are 0, a row the core refused is -1.
-        confidence: [R, draft_len] float32, or None where the schedule needs none.
-        caps: [R] int64, most drafts to verify.
-        seconds: what absorbing and drafting took.
-    """
-
-    result: _core.Draft
-    rows: IntArray
-    tokens: IntArray
-    confidence: FloatArray | None
-    caps: IntArray
-    seconds: float
 
 
 @dataclass(slots=True)
@@ -117,31 +90,32 @@ class RoundSteps:
 
     Args:
         engine: target and drafter passes.
+        proposer: drafts.
         controller: decides what is drafted and verified.
         acceptance: `rejection` or `coupled`; greedy requests compare argmaxes in both.
-        stats: session counters to add to.
+        timer: counts what passes take, and the session's counters.
         recorder: told of every round's confidences and accepted lengths.
-        clock: seconds.
     """
 
     def __init__(
         self,
         engine: Engine,
+        proposer: Proposer | None,
         controller: SpeculationController,
         acceptance: Any,
-        stats: SessionStats,
+        timer: PassTimer,
         *,
         recorder: ConfidenceRecorder | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine = engine
+        self._proposer = proposer
         self._controller = controller
         self._acceptance = acceptance
-        self._stats = stats
+        self._timer = timer
+        self._stats: SessionStats = timer.stats
+        self._clock: Callable[[], float] = timer.clock
         self._recorder = recorder
-        self._clock = clock
         self._sampling = SamplingCache()
-        self._draft_sampling = SamplingCache()
 
     def plan(self, requests: list[ActiveRequest], caps: IntArray, token_budget: int) -> RoundPlan:
         """Decide whether the round drafts, and for whom.
@@ -152,70 +126,32 @@ class RoundSteps:
             token_budget: drafts that fit into the round.
         """
         depth = _depth(requests)
-        plan = self._in_core(self._controller.plan, requests, caps=caps, token_budget=token_budget, depth=depth)
+        plan = self._timer.in_core(self._controller.plan, requests, caps=caps, token_budget=token_budget, depth=depth)
         if requests:
             self._stats.plans[plan.reason] = self._stats.plans.get(plan.reason, 0) + 1
         return plan
 
     def draft(self, requests: list[ActiveRequest], plan: RoundPlan) -> Draft | None:
-        """Let the drafter's context catch up with the target's cache, then draft one block a request."""
-        drafting = np.flatnonzero(plan.caps).tolist()
-        if not drafting:
-            self._absorb_overdue(requests)
+        """Propose drafts where the plan wants some, else only let the proposer keep up."""
+        if self._proposer is None:
             return None
-        started = self._clock()
-        self._absorb_pending(requests, (plan.caps > 0).tolist() if self._controller.adapts else [True] * len(requests))
-        # One pass covers contiguous slots: a request inside the span that does not draft rides along unread.
-        first, last = drafting[0], drafting[-1] + 1
-        span = requests[first:last]
-        anchors = np.array([request.anchor for request in span], np.int64)
-        # A request that rides along may have less context than tokens: its block reads and decides nothing.
-        positions = np.array([request.num_context for request in span], np.int64)
-        block = self._on_engine(self._engine.draft_block, anchors, positions, first_slot=first)
-        self._stats.draft_passes += 1
-        result = self._in_core(
-            _core.draft_chain,
-            self._engine.heads,
-            block.base_logits,
-            anchors,
-            positions,
-            self._draft_sampling.get(span),
-            hidden=block.hidden,
-            acceptance=self._acceptance,
+        lazy = self._controller.adapts
+        if not plan.drafts:
+            self._proposer.catch_up(requests, lazy=lazy)
+            return None
+        return self._proposer.propose(
+            requests,
+            plan,
             num_steps=self._controller.draft_len,
-        )
-        tokens = result.tokens
-        confidence = None
-        if self._controller.needs_confidence or self._recorder is not None:
-            confidence = self._in_core(
-                _core.confidence,
-                self._engine.heads,
-                block.hidden,
-                anchors,
-                tokens,
-                temperature=plan.temperature,
-                bias=plan.bias,
-            )
-        status = result.status.tolist()
-        caps = plan.caps.copy()
-        for row in range(first, last):
-            if status[row - first] != _core.STATUS_OK:
-                caps[row] = 0
-        rows = [row - first if cap > 0 else -1 for row, cap in enumerate(plan.caps.tolist())]
-        return Draft(
-            result=result,
-            rows=np.array(rows, np.int64),
-            tokens=_padded(tokens, first, len(requests)),
-            confidence=None if confidence is None else _padded(confidence, first, len(requests)),
-            caps=caps,
-            seconds=self._clock() - started,
+            with_confidence=self._controller.needs_confidence or self._recorder is not None,
+            lazy=lazy,
         )
 
     def schedule(self, requests: list[ActiveRequest], plan: RoundPlan, draft: Draft | None) -> IntArray:
         """Return [R] int64 drafts of each request to verify."""
         if draft is None:
             return np.zeros(len(requests), np.int64)
-        return self._in_core(
+        return self._timer.in_core(
             self._controller.verify_lens,
             plan,
             requests,
@@ -237,7 +173,7 @@ class RoundSteps:
             tokens = _core.pack_tokens(anchors, draft.tokens, verify_len, positions).token_ids
         batch = TokenBatch(tokens, verify_len + 1, positions, np.arange(len(tokens), dtype=np.int64))
         started = self._clock()
-        output = self._on_engine(self._engine.verify, batch)
+        output = self._timer.on_engine(self._engine.verify, batch)
         seconds = self._clock() - started
         self._stats.verify_passes += 1
         return DecodePass(requests, positions, verify_len, draft, output, plan, _depth(requests), seconds)
@@ -252,13 +188,13 @@ class RoundSteps:
         completes = np.array([chunk.completes for chunk in chunks])
         last_rows = (np.cumsum(lengths) - 1)[completes]
         first_slot = chunks[0].request.slot
-        output = self._on_engine(self._engine.verify, TokenBatch(tokens, lengths, starts, last_rows, first_slot))
+        output = self._timer.on_engine(self._engine.verify, TokenBatch(tokens, lengths, starts, last_rows, first_slot))
         self._stats.prefill_passes += 1
         self._stats.prompt_tokens += len(tokens)
         for chunk in chunks:
             chunk.request.num_cached += chunk.length
-        if self._controller.draft_len:
-            self._take_prompts(chunks, output.features)
+        if self._proposer is not None:
+            self._proposer.take_prompts(chunks, output.features, lazy=self._controller.bypassed)
         return PrefillPass([chunk.request for chunk in chunks if chunk.completes], output)
 
     def accept(self, decode: DecodePass | None, prefill: PrefillPass | None) -> list[Emitted]:
@@ -275,7 +211,8 @@ class RoundSteps:
             chosen = self._decide(
                 decode.requests, decode.output.logits, decode.verify_len, decode.positions, decode.draft
             )
-            emitted += _with_features(decode, chosen)
+            wanted = self._proposer is not None and self._proposer.needs_features
+            emitted += _with_features(decode, chosen, wanted=wanted)
             self._learn(decode, chosen, decode.seconds + self._clock() - started)
         return emitted
 
@@ -299,6 +236,8 @@ class RoundSteps:
                 verify_us=verify_s * 1e6,
             )
         )
+        if self._proposer is not None:
+            self._proposer.learn(decode.requests, draft, decode.verify_len, accepted)
         if self._recorder is not None and confidence is not None:
             usable = drafted & (accepted >= 0)
             self._recorder.record(confidence[usable], decode.verify_len[usable], accepted[usable])
@@ -312,14 +251,15 @@ class RoundSteps:
         draft: Draft | None,
     ) -> list[tuple[ActiveRequest, Choice]]:
         logprobs = any([request.params.logprobs for request in requests])
-        accepted = self._in_core(
+        accepted = self._timer.in_core(
             _core.accept_ragged,
             _ban_end_tokens(requests, logits, verify_len),
             verify_len,
             positions,
             self._sampling.get(requests),
             draft=None if draft is None else draft.result,
-            draft_rows=None if draft is None else draft.rows,
+            draft_rows=None if draft is None or draft.result is None else draft.rows,
+            draft_tokens=None if draft is None or draft.result is not None else draft.tokens,
             acceptance=self._acceptance,
             logprobs=logprobs,
         )
@@ -332,98 +272,19 @@ class RoundSteps:
             chosen.append((request, Choice(tokens[row][:count], own, status[row])))
         return chosen
 
-    def _absorb_overdue(self, requests: list[ActiveRequest]) -> None:
-        """Absorb what plain rounds leave behind once a request has a whole pass of it.
-
-        Nothing reads the context meanwhile, one pass over many tokens costs less than many over one, and a request
-        that ends before anything is drafted for it is never charged.
-        """
-        limit = self._engine.limits.max_num_tokens if self._controller.adapts else 1
-        overdue = [request.num_pending >= limit for request in requests]
-        if any(overdue):
-            self._absorb_pending(requests, overdue)
-
-    def _absorb_pending(self, requests: list[ActiveRequest], wanted: list[bool]) -> None:
-        """Absorb everything the wanted ones of these requests have pending, in as few passes as the engine takes.
-
-        Args:
-            requests: owners of neighbouring slots, in their order.
-            wanted: one a request.
-        """
-        most = self._engine.limits.max_num_tokens
-        lengths = [request.num_pending if want else 0 for request, want in zip(requests, wanted, strict=True)]
-        rows = [row for row, length in enumerate(lengths) if length]
-        while rows:
-            taken, room = 0, most
-            while taken < len(rows) and lengths[rows[taken]] <= room:
-                room -= lengths[rows[taken]]
-                taken += 1
-            first, last = rows[0], rows[max(taken, 1) - 1] + 1
-            self._absorb(requests[first:last], lengths[first:last])
-            rows = rows[max(taken, 1) :]
-
-    def _absorb(self, requests: list[ActiveRequest], lengths: list[int]) -> None:
-        """Absorb all or nothing of each request; more than a pass takes only of one alone."""
-        parts = [part for request, length in zip(requests, lengths, strict=True) if length for part in request.features]
-        features = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        starts = np.array([request.num_context for request in requests], np.int64)
-        step = self._engine.limits.max_num_tokens
-        for first in range(0, len(features), step):
-            rows = features[first : first + step]
-            taken = np.array(lengths if len(features) <= step else [len(rows)], np.int64)
-            self._on_engine(self._engine.absorb, ContextBatch(rows, taken, starts + first, requests[0].slot))
-        for request, length in zip(requests, lengths, strict=True):
-            if length:
-                request.num_context += length
-                request.features.clear()
-
-    def _take_prompts(self, chunks: Chunks, features: FloatArray) -> None:
-        """Keep the features of prompt chunks for the drafter; absorb them now unless they may never be needed."""
-        start = 0
-        for chunk in chunks:
-            if chunk.request.speculates:
-                chunk.request.features.append(features[start : start + chunk.length])
-            start += chunk.length
-        requests = [chunk.request for chunk in chunks]
-        if self._controller.bypassed:
-            self._absorb_overdue(requests)
-        else:
-            self._absorb_pending(requests, [True] * len(requests))
-
-    def _on_engine(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        start = self._clock()
-        result = call(*args, **kwargs)
-        self._stats.engine_s += self._clock() - start
-        return result
-
-    def _in_core(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        start = self._clock()
-        result = call(*args, **kwargs)
-        self._stats.core_s += self._clock() - start
-        return result
-
 
 def _depth(requests: list[ActiveRequest]) -> int:
     return sum([request.num_cached for request in requests]) // len(requests) if requests else 0
 
 
-def _padded(span: NDArray[Scalar], first: int, num_rows: int) -> NDArray[Scalar]:
-    """Return [num_rows, n] with `span` from row `first` on and zeros around it."""
-    if len(span) == num_rows:
-        return span
-    padded = np.zeros((num_rows, span.shape[1]), span.dtype)
-    padded[first : first + len(span)] = span
-    return padded
-
-
-def _with_features(decode: DecodePass, chosen: list[tuple[ActiveRequest, Choice]]) -> list[Emitted]:
+def _with_features(decode: DecodePass, chosen: list[tuple[ActiveRequest, Choice]], *, wanted: bool) -> list[Emitted]:
     """Add to each choice what was drafted and verified, and the features of the rows that were committed."""
     draft, features = decode.draft, decode.output.features
     rows = [-1] * len(chosen) if draft is None else draft.rows.tolist()
-    num_steps = 0 if draft is None else draft.result.num_steps
+    num_steps = 0 if draft is None else draft.num_steps
     emitted, start = [], 0
     for (request, choice), verified, row in zip(chosen, decode.verify_len.tolist(), rows, strict=True):
-        committed = features[start : start + len(choice.tokens)] if request.speculates else None
+        committed = features[start : start + len(choice.tokens)] if wanted and request.speculates else None
         emitted.append(Emitted(request, choice, num_steps if row >= 0 else 0, verified, committed, prefill=False))
         start += 1 + verified
     return emitted

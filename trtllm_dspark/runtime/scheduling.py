@@ -8,6 +8,7 @@ from trtllm_dspark.engine.base import Engine
 from trtllm_dspark.engine.device import cpu_name
 from trtllm_dspark.engine_dir import EngineDirectory
 from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.runtime.proposers import Proposer
 from trtllm_dspark.speculation import (
     Calibration,
     Calibrator,
@@ -28,6 +29,7 @@ PLAIN = SpeculationConfig("off")
 
 def make_controller(
     engine: Engine,
+    proposer: Proposer | None,
     config: SpeculationConfig,
     cost_table: CostTable | None,
     *,
@@ -41,37 +43,40 @@ def make_controller(
     Raises:
         ConfigError: the engine cannot speculate as asked.
     """
-    limits = engine.limits
-    missing = _missing(engine, config)
+    gamma = engine.limits.max_draft_len if proposer is None else proposer.draft_len
+    missing = _missing(proposer, config)
     if missing and config.mode == "adaptive":
         logger.warning("speculation 'adaptive' decodes plainly: it %s", missing)
-        return SpeculationController(PLAIN, max_draft_len=limits.max_draft_len, load=load)
-    if missing:
-        raise ConfigError(f"speculation '{config}' {missing}")
+        return SpeculationController(PLAIN, max_draft_len=gamma, load=load)
+    if missing or proposer is None:
+        if config.mode != "off":
+            raise ConfigError(f"speculation '{config}' {missing}")
+        return SpeculationController(config, max_draft_len=gamma, cost_table=cost_table, load=load)
     if config.needs_cost_table and cost_table is None:
         logger.info("no cost table: measuring the engine once; trtllm-dspark profile keeps the result")
-        cost_table = measure_cost_table(engine, quick=True)
+        cost_table = proposer.costs(measure_cost_table(engine, quick=True, max_draft_len=gamma))
     if config.needs_cost_table and cost_table is not None:
         try:
             check_cost_table(cost_table)
         except ConfigError as error:
             if config.mode == "adaptive":
                 logger.warning("speculation 'adaptive' decodes plainly: %s", error)
-                return SpeculationController(PLAIN, max_draft_len=limits.max_draft_len, load=load)
+                return SpeculationController(PLAIN, max_draft_len=gamma, load=load)
             logger.warning("%s; these times are used until then", error)
         cost_table = make_monotone(cost_table)
-    return SpeculationController(
-        config, max_draft_len=limits.max_draft_len, cost_table=cost_table, calibrator=calibrator, load=load
-    )
+    return SpeculationController(config, max_draft_len=gamma, cost_table=cost_table, calibrator=calibrator, load=load)
 
 
-def _missing(engine: Engine, config: SpeculationConfig) -> str:
-    """Return what the engine lacks for a mode and what to do about it, or nothing."""
+def _missing(proposer: Proposer | None, config: SpeculationConfig) -> str:
+    """Return what a mode lacks and what to do about it, or nothing."""
     if config.mode == "off":
         return ""
-    if not engine.limits.has_drafter:
-        return "needs a drafter and this engine has none; use speculation 'off' or build with --draft_checkpoint"
-    if config.needs_confidence and not engine.heads.has_confidence:
+    if proposer is None:
+        return (
+            "needs a drafter and this engine has none; use speculation 'off', drafter 'ngram' or build with "
+            "--draft_checkpoint"
+        )
+    if config.needs_confidence and not proposer.has_confidence:
         return "needs a confidence head and this drafter has none; use speculation 'fixed' or 'off'"
     return ""
 

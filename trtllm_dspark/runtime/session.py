@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -18,12 +17,14 @@ from trtllm_dspark.runtime.active import ActiveRequest, make_active
 from trtllm_dspark.runtime.batcher import Batcher
 from trtllm_dspark.runtime.commit import commit, end_request
 from trtllm_dspark.runtime.outputs import FinishReason, RequestOutput
+from trtllm_dspark.runtime.proposers import AcceptanceMode, BlockProposer, ProposerFactory
 from trtllm_dspark.runtime.request import Request, check_request
 from trtllm_dspark.runtime.round import DecodePass, PrefillPass, RoundSteps
 from trtllm_dspark.runtime.scheduling import load_calibration, load_cost_table, make_controller
 from trtllm_dspark.runtime.slots import SlotTable
 from trtllm_dspark.runtime.stats import SessionStats
 from trtllm_dspark.runtime.stream_keys import StreamKeys
+from trtllm_dspark.runtime.timing import PassTimer
 from trtllm_dspark.runtime.tokenizer import Tokenizer
 from trtllm_dspark.speculation import (
     DEFAULT_SPECULATION,
@@ -38,8 +39,6 @@ from trtllm_dspark.speculation import (
 from trtllm_dspark.speculation.controller import FixedCalibrator
 
 logger = logging.getLogger(__name__)
-
-AcceptanceMode = Literal["rejection", "coupled"]
 
 
 @dataclass(slots=True)
@@ -66,6 +65,8 @@ class Session:
         calibration: of the confidence head, fixed or one that learns; None = confidences as the head gives them.
         recorder: told of every round's confidences and accepted lengths.
         load: limits that the load of the device sets; None = none.
+        drafter: makes what proposes drafts; None = the engine's own drafter. `cost_table` and `calibration` are to be
+            this drafter's.
         clock: seconds; for everything that is timed.
 
     Raises:
@@ -84,18 +85,26 @@ class Session:
         calibration: Calibration | Calibrator | None = None,
         recorder: ConfidenceRecorder | None = None,
         load: LoadSource | None = None,
+        drafter: ProposerFactory | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if acceptance not in ("rejection", "coupled"):
             raise ConfigError(f"acceptance '{acceptance}' is not known; use rejection or coupled")
         config = SpeculationConfig.parse(speculation) if isinstance(speculation, str) else speculation
         calibrator = FixedCalibrator(calibration) if isinstance(calibration, Calibration) else calibration
-        self._controller = make_controller(engine, config, cost_table, calibrator=calibrator, load=load)
+        self.stats = SessionStats(engine.limits.max_draft_len)
+        timer = PassTimer(self.stats, clock)
+        make = drafter or (BlockProposer if engine.limits.has_drafter else None)
+        proposer = None if make is None or config.mode == "off" else make(engine, acceptance, timer)
+        self._controller = make_controller(engine, proposer, config, cost_table, calibrator=calibrator, load=load)
+        # What never drafts keeps nothing up.
+        self._proposer = proposer if self._controller.draft_len else None
+        if self._proposer is not None:
+            self.stats.set_draft_len(self._proposer.draft_len)
         if eos_token_ids is None:
             eos_token_ids = () if tokenizer is None else tokenizer.eos_token_ids
         self.speculation = config
         self.acceptance = acceptance
-        self.stats = SessionStats(engine.limits.max_draft_len)
         self._engine = engine
         self._cost_table = self._controller.cost_table or cost_table
         self._tokenizer = tokenizer
@@ -110,8 +119,9 @@ class Session:
                 )
         self._calibration = calibration
         self._load = load
+        self._drafter = drafter
         self._clock = clock
-        self._steps = RoundSteps(engine, self._controller, acceptance, self.stats, recorder=recorder, clock=clock)
+        self._steps = RoundSteps(engine, self._proposer, self._controller, acceptance, timer, recorder=recorder)
         self._batcher: Batcher[ActiveRequest] = Batcher(engine.limits.max_num_tokens)
         self._slots = SlotTable(engine.limits.max_batch_size)
         self._requests: dict[str, ActiveRequest] = {}
@@ -127,8 +137,12 @@ class Session:
         num_threads: int = 2,
         speculation: SpeculationConfig | str = DEFAULT_SPECULATION,
         acceptance: AcceptanceMode = "rejection",
+        drafter: ProposerFactory | None = None,
     ) -> Session:
         """Load an engine directory and its tokenizer into a session; `close` releases the engine.
+
+        The directory's cost table and calibration are those of its own drafter: with another `drafter` they are left
+        aside.
 
         Raises:
             EngineError: the directory cannot be used.
@@ -144,8 +158,9 @@ class Session:
                 Tokenizer.open(directory),
                 speculation=speculation,
                 acceptance=acceptance,
-                cost_table=load_cost_table(directory, num_threads=num_threads),
-                calibration=load_calibration(directory),
+                cost_table=None if drafter else load_cost_table(directory, num_threads=num_threads),
+                calibration=None if drafter else load_calibration(directory),
+                drafter=drafter,
             )
         except BaseException:
             engine.close()
@@ -162,11 +177,14 @@ class Session:
             cost_table=self._cost_table,
             calibration=self._calibration,
             load=self._load,
+            drafter=self._drafter,
             clock=self._clock,
         )
 
     def close(self) -> None:
-        """Release the engine; unfinished requests are lost."""
+        """Release the engine and what drafts for it; unfinished requests are lost."""
+        if self._proposer is not None:
+            self._proposer.close()
         self._engine.close()
 
     @property
@@ -234,7 +252,7 @@ class Session:
             seed=self._keys.key(request.params.seed),
             now=self._clock(),
             max_seq_len=self.limits.max_seq_len,
-            block_len=self.limits.max_draft_len,
+            block_len=self.stats.max_draft_len,
             max_draft_len=self._draft_len,
             eos_token_ids=self._eos_token_ids,
             detokenizer=None if self._tokenizer is None else self._tokenizer.detokenizer(),
@@ -322,6 +340,8 @@ class Session:
             if request.cancelled:
                 continue
             output = commit(emitted, now=self._clock(), stats=self.stats)
+            if self._proposer is not None and not output.finished:
+                self._proposer.committed(request, output.new_token_ids)
             self._deliver(request, output)
         self._end_cancelled()
 
@@ -329,6 +349,8 @@ class Session:
         self.stats.slot_copies += 1
         started = self._clock()
         self._engine.copy_slot(source, destination, num_tokens=request.num_cached, num_context=request.num_context)
+        if self._proposer is not None:
+            self._proposer.moved(request, source, destination)
         self.stats.engine_s += self._clock() - started
 
     def _end_cancelled(self) -> None:
@@ -360,6 +382,8 @@ class Session:
         if output.finished:
             self._slots.release(request)
             self._controller.forget(request)
+            if self._proposer is not None:
+                self._proposer.forget(request)
             del self._requests[request.request.request_id]
             reason = output.finish_reason or ""
             self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1

@@ -104,3 +104,8 @@ class SessionStats:
 
     def __post_init__(self) -> None:
         self.acceptance = AcceptanceStatistics(self.max_draft_len)
+
+    def set_draft_len(self, max_draft_len: int) -> None:
+        """Count over another number of positions, from zero."""
+        self.max_draft_len = max_draft_len
+        self.acceptance = AcceptanceStatistics(max_draft_len)

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -21,18 +21,35 @@ Progress = Callable[[int, int], None]
 _Shape = TypeVar("_Shape", VerifyShape, DraftShape)
 
 
-def measure_cost_table(engine: Engine, *, quick: bool = False, progress: Progress | None = None) -> CostTable:
+@runtime_checkable
+class PadsTokens(Protocol):
+    """An engine that pads its passes, to the sizes it has captured or compiled."""
+
+    @property
+    def token_sizes(self) -> tuple[int, ...]:
+        """Ascending sizes of target passes."""
+        ...
+
+
+def measure_cost_table(
+    engine: Engine, *, quick: bool = False, progress: Progress | None = None, max_draft_len: int | None = None
+) -> CostTable:
     """Time the engine's passes while it is idle: medians of 5.
 
     All shapes are run once per repeat, so that a busy moment hits many shapes once and not one shape five times. Slots
     are overwritten, so no request may be active. Costs are those of greedy requests.
 
+    Where the engine pads its passes the table says to what sizes, so that times between them are read as steps.
+
     Args:
         engine: target and drafter.
         quick: one context depth, fewer lengths.
         progress: called with finished and all passes.
+        max_draft_len: drafts of a request that the table covers; None = the engine's block.
     """
     limits = engine.limits
+    if max_draft_len is not None:
+        limits = replace(limits, max_draft_len=max_draft_len)
     shapes: dict[int, list[VerifyShape]] = {}
     for depth in _depths(limits, quick=quick):
         shapes[depth] = [shape for count in _counts(limits) for shape in _shapes(limits, count, depth, quick=quick)]
@@ -55,7 +72,8 @@ def measure_cost_table(engine: Engine, *, quick: bool = False, progress: Progres
             done += len(row) + len(drafts)
             if progress is not None:
                 progress(done, total)
-    return CostTable(_medians(verify), _medians(draft))
+    sizes = tuple(engine.token_sizes) if isinstance(engine, PadsTokens) else ()
+    return CostTable(_medians(verify), _medians(draft), sizes)
 
 
 def _medians(times: dict[_Shape, list[float]]) -> dict[_Shape, float]:

@@ -1,0 +1,16 @@
+"""What proposes drafts, behind one interface: the engine's drafter, prompt lookup, another model."""
+
+from trtllm_dspark.runtime.proposers.base import AcceptanceMode, Draft, Proposer, ProposerFactory
+from trtllm_dspark.runtime.proposers.block import BlockProposer
+from trtllm_dspark.runtime.proposers.draft_model import DraftModelProposer
+from trtllm_dspark.runtime.proposers.ngram import NgramProposer
+
+__all__ = [
+    "AcceptanceMode",
+    "BlockProposer",
+    "Draft",
+    "DraftModelProposer",
+    "NgramProposer",
+    "Proposer",
+    "ProposerFactory",
+]

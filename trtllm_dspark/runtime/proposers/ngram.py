@@ -1,0 +1,168 @@
+"""Prompt lookup: propose what followed the last tokens when they stood in the text before; no model at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from trtllm_dspark.engine.base import Engine, FloatArray, IntArray
+from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.runtime.active import ActiveRequest
+from trtllm_dspark.runtime.proposers._lookup import MAX_MATCH, PromptLookup
+from trtllm_dspark.runtime.proposers.base import AcceptanceMode, Chunks, Draft
+from trtllm_dspark.runtime.timing import PassTimer
+from trtllm_dspark.speculation.controller import RoundPlan
+from trtllm_dspark.speculation.cost_table import CostTable, DraftShape
+
+DEFAULT_DRAFT_LEN = 7
+PRIOR = 4.0
+"""Tries that what is assumed before the first outcome counts for."""
+ASSUMED = 0.5
+MEMORY = 0.995
+"""Weight of an outcome after one more of its kind: texts change."""
+SAMPLE_TOKENS = 512
+"""Length of the text that a lookup is timed on."""
+
+
+class NgramProposer:
+    """Look the last tokens up in prompt and output of the same request.
+
+    How likely a draft survives is learned from past rounds, by position and by how many tokens agreed. The drafts are
+    certain given the text, so their q is a point mass.
+
+    Args:
+        engine: the target; needs no drafter.
+        acceptance: how drafts will be accepted; both ways take them.
+        timer: counts what lookups take.
+        max_draft_len: drafts a round; None = the engine's block, or 7 without one.
+
+    Raises:
+        ConfigError: so many drafts do not fit a pass.
+    """
+
+    def __init__(
+        self, engine: Engine, acceptance: AcceptanceMode, timer: PassTimer, *, max_draft_len: int | None = None
+    ) -> None:
+        self._draft_len = checked_draft_len(engine, max_draft_len)
+        self._timer = timer
+        self._texts: dict[ActiveRequest, PromptLookup] = {}
+        shape = (MAX_MATCH + 1, self._draft_len)
+        self._tried = np.full(shape, PRIOR)
+        self._kept = np.full(shape, PRIOR * ASSUMED)
+        self._matches: IntArray = np.zeros(0, np.int64)
+
+    @property
+    def draft_len(self) -> int:
+        """Drafts of one request proposed in a round at most."""
+        return self._draft_len
+
+    @property
+    def has_confidence(self) -> bool:
+        """Learned from outcomes."""
+        return True
+
+    @property
+    def needs_features(self) -> bool:
+        """It reads tokens only."""
+        return False
+
+    def costs(self, table: CostTable) -> CostTable:
+        """Return the engine's times with that of a lookup, which is measured here."""
+        text = PromptLookup(range(SAMPLE_TOKENS))
+        started = time.perf_counter()
+        for _ in range(100):
+            text.propose(self._draft_len)
+        per_request = (time.perf_counter() - started) * 1e6 / 100
+        counts = {shape.num_requests for shape in table.verify_us}
+        return CostTable(table.verify_us, {DraftShape(count, 0): per_request * count for count in sorted(counts)})
+
+    def take_prompts(self, chunks: Chunks, features: FloatArray, *, lazy: bool) -> None:
+        """Do nothing: a text is indexed when the first draft is wanted."""
+
+    def catch_up(self, requests: list[ActiveRequest], *, lazy: bool) -> None:
+        """Do nothing: texts follow what is committed."""
+
+    def propose(
+        self, requests: list[ActiveRequest], plan: RoundPlan, *, num_steps: int, with_confidence: bool, lazy: bool
+    ) -> Draft:
+        """Look every drafting request up; one without a match drafts nothing."""
+        started = self._timer.clock()
+        tokens = np.zeros((len(requests), num_steps), np.int64)
+        matches = np.zeros(len(requests), np.int64)
+        for row in np.flatnonzero(plan.caps).tolist():
+            found, matches[row] = self._text(requests[row]).propose(num_steps)
+            tokens[row, : len(found)] = found
+        caps = np.where(matches > 0, plan.caps, 0)
+        self._matches = matches
+        confidence = None
+        if with_confidence:
+            rates = self._kept[:, :num_steps] / self._tried[:, :num_steps]
+            confidence = np.where(matches[:, None] > 0, rates[matches], 0.0).astype(np.float32)
+        return Draft(
+            result=None,
+            rows=np.where(caps > 0, np.arange(len(requests)), -1),
+            tokens=tokens,
+            confidence=confidence,
+            caps=caps,
+            seconds=self._timer.clock() - started,
+        )
+
+    def learn(
+        self, requests: Sequence[ActiveRequest], draft: Draft | None, verify_len: IntArray, accepted: IntArray
+    ) -> None:
+        """Count, by match length and position, drafts whose predecessors were right, and the right ones of them."""
+        if draft is None:
+            return
+        for match, tested, right in zip(self._matches.tolist(), verify_len.tolist(), accepted.tolist(), strict=True):
+            if match == 0 or tested == 0 or right < 0:
+                continue
+            reached = min(tested, right + 1)
+            self._tried[match, :reached] = MEMORY * self._tried[match, :reached] + 1
+            self._kept[match, :reached] *= MEMORY
+            self._kept[match, :right] += 1
+
+    def committed(self, request: ActiveRequest, tokens: Sequence[int]) -> None:
+        """Append to the request's text."""
+        if request.speculates:
+            self._text(request).extend(tokens)
+
+    def moved(self, request: ActiveRequest, source: int, destination: int) -> None:
+        """Do nothing: texts belong to requests, not slots."""
+
+    def forget(self, request: ActiveRequest) -> None:
+        """Drop the request's text."""
+        self._texts.pop(request, None)
+
+    def close(self) -> None:
+        """Drop all texts."""
+        self._texts.clear()
+
+    def _text(self, request: ActiveRequest) -> PromptLookup:
+        text = self._texts.get(request)
+        if text is None:
+            text = self._texts[request] = PromptLookup(request.prompt.tolist())
+        return text
+
+
+def checked_draft_len(engine: Engine, max_draft_len: int | None) -> int:
+    """Return how many drafts a round proposes for each request.
+
+    Args:
+        engine: the target.
+        max_draft_len: what was asked for; None = the engine's block, or 7 without one, as far as a pass has room.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    limits = engine.limits
+    room = limits.max_num_tokens // limits.max_batch_size - 1
+    if max_draft_len is None:
+        max_draft_len = min(limits.max_draft_len if limits.has_drafter else DEFAULT_DRAFT_LEN, room)
+    if not 1 <= max_draft_len <= room:
+        raise ConfigError(
+            f"{max_draft_len} drafts a request do not fit: a pass of {limits.max_num_tokens} tokens over "
+            f"{limits.max_batch_size} requests has room for {room}; build with a larger --max_num_tokens"
+        )
+    return max_draft_len
