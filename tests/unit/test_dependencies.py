@@ -22,15 +22,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "graph": {"plugins"},
     "engine_dir": set(),
     "engine": {"graph", "engine_dir", "plugins", "_core"},
-    "build": {"checkpoint", "graph", "engine_dir", "engine", "reference"},
-    "speculation": {"engine.base", "engine_dir", "_core"},
+    "build": {"checkpoint", "graph", "engine_dir", "engine", "plugins", "reference"},
+    "speculation": {"engine.base", "engine.rounds", "engine_dir", "_core"},
     "load": set(),
     # SVG, HTML, JSON and CSV of whatever was measured or simulated; knows none of it.
     "reports": set(),
     "runtime": {"checkpoint", "engine", "engine_dir", "speculation", "load", "_core"},
     "evaluation": {"engine", "runtime", "speculation"},
     "serving": {"engine_dir", "runtime"},
-    "engine_process": {"engine", "engine_dir", "runtime", "serving"},
+    "engine_process": {"engine", "engine_dir", "runtime", "serving", "speculation.statistics"},
     "reference": set(),
     # Builds and describes the native plugin library.
     "plugins": set(),

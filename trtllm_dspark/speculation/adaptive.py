@@ -78,11 +78,15 @@ class AdaptivePolicy:
         self._probing = None
         return step, caps
 
+    def thresholds(self, requests: Sequence[Hashable]) -> FloatArray:
+        """Return [R] float32 survivals that drafts need to be verified; above 1 = none."""
+        return np.array([self._thresholds.get(request, self._default) for request in requests], np.float32)
+
     def verify_lens(
         self, requests: Sequence[Hashable], *, caps: IntArray, confidence: FloatArray, budget: int, probing: bool
     ) -> IntArray:
         """Return [R] int64 drafts to verify: while the survival is at least the request's threshold."""
-        wanted = np.array([self._thresholds.get(request, self._default) for request in requests], np.float32)
+        wanted = self.thresholds(requests)
         # The core takes one threshold: survivals are scaled so that each request's own becomes the least of them.
         least = float(wanted.min())
         if least > 1 and not probing:

@@ -314,6 +314,12 @@ class SpeculationController:
             load_scale=plan.cost_scale,
         )
 
+    def thresholds(self, requests: Sequence[Hashable]) -> FloatArray:
+        """Return [R] float32 survivals drafts need in mode `adaptive`, for engines that choose lengths themselves."""
+        if self._adaptive is None:
+            return np.ones(len(requests), np.float32)
+        return self._adaptive.thresholds(requests)
+
     def observe(self, outcome: RoundOutcome) -> None:
         """Learn from a finished round: calibration, acceptance, times."""
         self._observe_times(outcome)

@@ -338,8 +338,12 @@ def _write_decode(views: Mapping[str, NDArray[Any]], decode: DecodeRows, key: Ro
     views["limits"][:] = (schedule.draft_len, schedule.budget, budget, 0)
     views["thresholds"][:count] = schedule.threshold
     views["terms"][:] = (0.0, schedule.load_scale, schedule.fixed_time_us)
-    views["inv_temperature"][:] = 1.0 if schedule.temperature is None else np.float32(1) / schedule.temperature
-    views["position_bias"][:] = 0.0 if schedule.bias is None else schedule.bias
+    views["inv_temperature"][:] = 1.0
+    views["position_bias"][:] = 0.0
+    if schedule.temperature is not None:
+        views["inv_temperature"][: schedule.temperature.size] = np.float32(1) / schedule.temperature
+    if schedule.bias is not None:
+        views["position_bias"][: schedule.bias.size] = schedule.bias
     if schedule.step_time_us is not None:
         table = views["step_time_us"]
         known = min(table.size, schedule.step_time_us.size)
