@@ -9,7 +9,7 @@ import pytest
 from helpers import qwen3_shapes
 from helpers.smollm2 import DEMO
 
-from trtllm_dspark.build.tensorrt_rtx import cache_len
+from trtllm_dspark.build.tensorrt import cache_len
 from trtllm_dspark.checkpoint import load_drafter, load_target, spread_draft_vocab
 from trtllm_dspark.engine_dir import BuildLimits
 from trtllm_dspark.graph import DrafterSource, write_drafter, write_target

@@ -9,7 +9,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from trtllm_dspark.build.tensorrt_rtx import compile_plan, engine_profiles, expect_of
+from trtllm_dspark.build.tensorrt import compile_plan, engine_profiles, expect_of
+from trtllm_dspark.build.tensorrt_rtx import TENSORRT_RTX
 from trtllm_dspark.engine_dir import BuildLimits
 
 pytestmark = pytest.mark.tensorrt_rtx
@@ -25,7 +26,7 @@ def test_pair_compiles_without_cache_copies_and_duplicated_weights(
         graph, plan = directory / f"{stem}.onnx", tmp_path / f"{stem}.plan"
         told: list[float] = []
         cpu = time.process_time()
-        compiled = compile_plan(graph, plan, wanted, architecture, told.append)
+        compiled = compile_plan(TENSORRT_RTX, graph, plan, wanted, architecture, progress=told.append)
         expected = expect_of(onnx.load(graph, load_external_data=False))
         # compile_plan lints; these would notice a lint that looked at nothing.
         assert sum("_mha" in layer.name for layer in compiled.layers) == expected.num_attention * len(wanted)

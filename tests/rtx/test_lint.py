@@ -15,9 +15,11 @@ from helpers.random_model import random_arrays
 from helpers.tiny_engine import SMALL
 
 from trtllm_dspark.build import BuildConfig, build_engine, open_engine_dir
-from trtllm_dspark.build.tensorrt_rtx import Profile, compile_plan, expect_of, lint_layers, parse_layers
-from trtllm_dspark.build.tensorrt_rtx.compiler import run_builder
-from trtllm_dspark.build.tensorrt_rtx.layers import weight_bytes
+from trtllm_dspark.build.gpu_options import GpuOptions
+from trtllm_dspark.build.tensorrt import Profile, compile_plan, expect_of, lint_layers, parse_layers
+from trtllm_dspark.build.tensorrt.compiler import run_builder
+from trtllm_dspark.build.tensorrt.layers import weight_bytes
+from trtllm_dspark.build.tensorrt_rtx import TENSORRT_RTX
 from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.cli.main import main
 from trtllm_dspark.engine import load_engine
@@ -39,7 +41,7 @@ def write_graph(directory: Path, config: ModelConfig, dtype: Literal["float16", 
 
 def lint(directory: Path, model: onnx.ModelProto, name: str = "planted.onnx") -> None:
     (directory / name).write_bytes(model.SerializeToString())
-    _, messages = run_builder(directory / name, model, [PROFILE], "sm89")
+    messages = run_builder(TENSORRT_RTX, directory / name, model, [PROFILE], "sm89").messages
     lint_layers(parse_layers(messages), expect_of(model), num_profiles=1, found_weight_bytes=weight_bytes(messages))
 
 
@@ -60,7 +62,7 @@ def test_unpublished_query_is_a_cache_copy(target: onnx.ModelProto, tmp_path: Pa
     with pytest.raises(EngineError, match="a copy of a whole cache each pass"):
         lint(tmp_path, target)
     with pytest.raises(EngineError, match="that are no output"):
-        compile_plan(tmp_path / "planted.onnx", tmp_path / "p.plan", [PROFILE], "sm89")
+        compile_plan(TENSORRT_RTX, tmp_path / "planted.onnx", tmp_path / "p.plan", [PROFILE], "sm89")
     assert not (tmp_path / "p.plan").exists()
 
 
@@ -87,20 +89,23 @@ def test_second_copy_of_the_head_is_duplicated_weights(tmp_path: Path) -> None:
     (head,) = [n for n in table.graph.node if n.op_type == "Gemm" and n.input[1] == "embed.weight"]
     head.CopyFrom(onnx.helper.make_node("MatMul", [head.input[0], "head"], list(head.output), name="head_product"))
     (tmp_path / "planted.onnx").write_bytes(table.SerializeToString())
-    _, messages = run_builder(tmp_path / "planted.onnx", table, [PROFILE], "sm89")
+    messages = run_builder(TENSORRT_RTX, tmp_path / "planted.onnx", table, [PROFILE], "sm89").messages
     with pytest.raises(EngineError, match="the builder duplicated a matrix"):
         lint_layers(parse_layers(messages), expected, num_profiles=1, found_weight_bytes=weight_bytes(messages))
 
 
 def test_graph_that_no_kernel_serves_is_refused(tmp_path: Path) -> None:
     write_graph(tmp_path, MODEL, "float32")
+    model = onnx.load(tmp_path / "target.onnx", load_external_data=False)
     with pytest.raises(EngineError, match="cannot compile target.onnx"):
-        compile_plan(tmp_path / "target.onnx", tmp_path / "p.plan", [PROFILE], "sm89")
+        run_builder(TENSORRT_RTX, tmp_path / "target.onnx", model, [PROFILE], "sm89")
+    with pytest.raises(EngineError, match="no fused attention; use float16 or bfloat16"):
+        compile_plan(TENSORRT_RTX, tmp_path / "target.onnx", tmp_path / "p.plan", [PROFILE], "sm89")
 
 
 def test_architecture_the_builder_lacks_is_refused(target: onnx.ModelProto, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not compile for --gpu_architecture sm90"):
-        compile_plan(tmp_path / "target.onnx", tmp_path / "p.plan", [PROFILE], "sm90")
+        compile_plan(TENSORRT_RTX, tmp_path / "target.onnx", tmp_path / "p.plan", [PROFILE], "sm90")
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +121,7 @@ def test_build_writes_a_checked_directory_that_no_cpu_loads(pair: tuple[str, str
     config = BuildConfig(
         *(pair[0], out, pair[1]),
         backend="tensorrt_rtx",
-        weight_dtype="bfloat16",
-        gpu_architectures=("sm89", "sm120"),
-        gpu_memory_gib=1.0,
+        gpu=GpuOptions(dtype="bfloat16", gpu_architectures=("sm89", "sm120"), gpu_memory_gib=1.0, workers=2),
         max_batch_size=2,
         max_seq_len=128,
         max_num_tokens=32,

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from trtllm_dspark.build._choices import BACKENDS, DTYPES, GPU_ARCHITECTURES, WEIGHT_DTYPES, Backend, WeightDtype
+from trtllm_dspark.build._choices import (
+    BACKENDS,
+    DTYPES,
+    FP8_ARCHITECTURES,
+    GPU_BACKENDS,
+    WEIGHT_DTYPES,
+    Backend,
+    Dtype,
+    WeightDtype,
+)
+from trtllm_dspark.build.gpu_options import GpuOptions, require_choice, require_int
+from trtllm_dspark.build.gpus import find_gpu
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.engine_dir import BuildLimits
 from trtllm_dspark.errors import ConfigError
 
 INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What one model's graphs compute in, and how their linear layers are stored: that type, or a narrower format."""
+
+    dtype: Literal["float32", "float16", "bfloat16"]
+    weight_dtype: WeightDtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +42,17 @@ class BuildConfig:
         draft_checkpoint: path of the DSpark drafter; None builds an engine that only decodes plainly.
         output_dir: engine directory to write.
         backend: compiler and runtime of the engine.
-        weight_dtype: storage of the linear layers' weights; tensorrt_rtx: float16 or bfloat16, of everything.
-        draft_weight_dtype: the same for the drafter; None = `weight_dtype`.
+        weight_dtype: storage of the linear layers; None = int8 on ONNX Runtime, the engine's type on a GPU.
+        draft_weight_dtype: the same for the drafter; see `draft_precision`.
         max_batch_size: requests that decode at once.
         max_seq_len: tokens of a request, prompt and output together.
         max_num_tokens: tokens of one pass of the target, over all requests.
         max_draft_len: most draft tokens verified of one block; None = the drafter's block size.
         draft_vocab_size: vocabulary the drafter proposes from; None = all of it.
         draft_vocab_counts: token counts that choose the reduced vocabulary (docs/file_formats.md).
-        gpu_architectures: what tensorrt_rtx compiles for, such as sm89.
-        gpu_memory_gib: memory of the GPU in GiB that the engine must fit; None = only estimate.
-        kv_cache_free_gpu_mem_fraction: part of what weights and activations leave free that caches may take.
+        gpu: options of the GPU backends.
         overwrite: replace an engine that stands in `output_dir`.
+        weights_optional: configurations alone will do; such a build can be planned, not carried out.
 
     Raises:
         ConfigError: a value is out of range or contradicts another.
@@ -44,7 +62,7 @@ class BuildConfig:
     output_dir: Path
     draft_checkpoint: str | None = None
     backend: Backend = "onnxruntime"
-    weight_dtype: WeightDtype = "int8"
+    weight_dtype: WeightDtype | None = None
     draft_weight_dtype: WeightDtype | None = None
     max_batch_size: int = 8
     max_seq_len: int = 2048
@@ -52,54 +70,73 @@ class BuildConfig:
     max_draft_len: int | None = None
     draft_vocab_size: int | None = None
     draft_vocab_counts: Path | None = None
-    gpu_architectures: tuple[str, ...] = ()
-    gpu_memory_gib: float | None = None
-    kv_cache_free_gpu_mem_fraction: float = 0.9
+    gpu: GpuOptions = GpuOptions()
     overwrite: bool = False
+    weights_optional: bool = False
 
     def __post_init__(self) -> None:
-        _require_choice("backend", self.backend, BACKENDS)
-        self._check_backend()
-        _require_int("max_batch_size", self.max_batch_size, 1, 4096)
-        _require_int("max_seq_len", self.max_seq_len, 2, 2**24)
-        _require_int("max_num_tokens", self.max_num_tokens, 1, 2**20)
+        require_choice("backend", self.backend, BACKENDS)
+        self._check_precision()
+        self.gpu.check(self.backend)
+        require_int("max_batch_size", self.max_batch_size, 1, 4096)
+        require_int("max_seq_len", self.max_seq_len, 2, 2**24)
+        require_int("max_num_tokens", self.max_num_tokens, 1, 2**20)
         if self.max_num_tokens < self.max_batch_size:
             raise ConfigError(
                 f"--max_num_tokens {self.max_num_tokens} is below --max_batch_size {self.max_batch_size}; "
                 "every request of a round needs at least one token"
             )
         if self.max_draft_len is not None:
-            _require_int("max_draft_len", self.max_draft_len, 1, 64)
+            require_int("max_draft_len", self.max_draft_len, 1, 64)
         if self.draft_vocab_size is not None:
-            _require_int("draft_vocab_size", self.draft_vocab_size, 1, INT32_MAX)
+            require_int("draft_vocab_size", self.draft_vocab_size, 1, INT32_MAX)
+        if self.gpu.opt_num_tokens is not None and self.gpu.opt_num_tokens > self.max_num_tokens:
+            raise ConfigError(
+                f"--opt_num_tokens {self.gpu.opt_num_tokens} exceeds --max_num_tokens {self.max_num_tokens}; lower it"
+            )
         self._check_combinations()
 
-    def _check_backend(self) -> None:
-        if self.backend == "tensorrt_rtx":
-            _require_choice("dtype", self.weight_dtype, DTYPES)
-            if self.draft_weight_dtype is not None:
-                raise ConfigError("--draft_weight_dtype is for onnxruntime; tensorrt_rtx builds both models in --dtype")
-            if not self.gpu_architectures:
-                raise ConfigError(
-                    f"--backend tensorrt_rtx needs --gpu_architecture, some of {_list(GPU_ARCHITECTURES)}"
-                )
-            for name in self.gpu_architectures:
-                _require_choice("gpu_architecture", name, GPU_ARCHITECTURES)
-            if len(set(self.gpu_architectures)) != len(self.gpu_architectures):
-                raise ConfigError("--gpu_architecture names one twice; name each once")
-            if self.gpu_memory_gib is not None and not 0 < self.gpu_memory_gib < 2**20:
-                raise ConfigError(f"--gpu_memory_gib must be above 0, got {self.gpu_memory_gib!r}")
-            if not 0 < self.kv_cache_free_gpu_mem_fraction <= 1:
-                raise ConfigError(
-                    "--kv_cache_free_gpu_mem_fraction must be above 0 and at most 1, got "
-                    f"{self.kv_cache_free_gpu_mem_fraction!r}"
-                )
-            return
-        _require_choice("weight_dtype", self.weight_dtype, WEIGHT_DTYPES)
+    def _check_precision(self) -> None:
+        choices = WEIGHT_DTYPES[self.backend]
+        for name in ("weight_dtype", "draft_weight_dtype"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if value in DTYPES and self.backend in GPU_BACKENDS:
+                raise ConfigError(f"--{name} {value} is what --{name.replace('weight_', '')} is for; use that flag")
+            if value not in choices and value in WEIGHT_DTYPES["tensorrt" if value != "w8a8" else "onnxruntime"]:
+                raise ConfigError(f"--{name} {value} is not for --backend {self.backend}; use {_list(choices)}")
+            require_choice(name, value, choices)
+            if value == "fp8":
+                self._check_fp8(name)
+
+    def _check_fp8(self, name: str) -> None:
+        architectures = self.gpu.gpu_architectures
+        if self.gpu.gpu is not None:
+            architectures = (find_gpu(self.gpu.gpu).architecture,)
+        for architecture in architectures:
+            if architecture not in FP8_ARCHITECTURES:
+                raise ConfigError(f"--{name} fp8 needs {' or '.join(FP8_ARCHITECTURES)}; {architecture} has int8")
+
+    @property
+    def precision(self) -> Precision:
+        """What the target computes in and how its linear layers are stored."""
+        if self.backend not in GPU_BACKENDS:
+            return Precision("float32", self.weight_dtype or "int8")
+        dtype: Dtype = self.gpu.dtype or "float16"
+        return Precision(dtype, self.weight_dtype or dtype)
+
+    @property
+    def draft_precision(self) -> Precision:
+        """The same for the drafter: a weight format of the target holds for it unless it has its own type."""
+        target = self.precision
+        if self.backend not in GPU_BACKENDS:
+            return Precision("float32", self.draft_weight_dtype or target.weight_dtype)
+        dtype = self.gpu.draft_dtype or target.dtype
         if self.draft_weight_dtype is not None:
-            _require_choice("draft_weight_dtype", self.draft_weight_dtype, WEIGHT_DTYPES)
-        if self.gpu_architectures or self.gpu_memory_gib is not None:
-            raise ConfigError("--gpu_architecture and --gpu_memory_gib need a GPU backend; add --backend tensorrt_rtx")
+            return Precision(dtype, self.draft_weight_dtype)
+        quantised = target.weight_dtype != target.dtype and self.gpu.draft_dtype is None
+        return Precision(dtype, target.weight_dtype if quantised else dtype)
 
     def _check_combinations(self) -> None:
         if (self.draft_vocab_size is None) != (self.draft_vocab_counts is None):
@@ -108,17 +145,16 @@ class BuildConfig:
                 "the counts say which tokens to keep"
             )
         if self.draft_checkpoint is None:
-            for name in ("draft_weight_dtype", "max_draft_len", "draft_vocab_size"):
-                if getattr(self, name) is not None:
+            given = {name: getattr(self, name) for name in ("draft_weight_dtype", "max_draft_len", "draft_vocab_size")}
+            for name, value in {**given, "draft_dtype": self.gpu.draft_dtype}.items():
+                if value is not None:
                     raise ConfigError(f"--{name} needs a drafter; add --draft_checkpoint or leave it out")
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields as plain JSON values."""
-        fields = asdict(self)
-        if self.backend == "onnxruntime":
-            for name in ("gpu_architectures", "gpu_memory_gib", "kv_cache_free_gpu_mem_fraction"):
-                del fields[name]
-        return {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
+        """Return the fields as plain JSON values; options of GPU builds only where they are used."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "gpu"}
+        plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+        return {**plain, **self.gpu.as_json()} if self.backend in GPU_BACKENDS else plain
 
 
 def resolve_limits(config: BuildConfig, target: ModelConfig, drafter: DrafterConfig | None) -> BuildLimits:
@@ -148,15 +184,5 @@ def resolve_limits(config: BuildConfig, target: ModelConfig, drafter: DrafterCon
     return BuildLimits(config.max_batch_size, config.max_seq_len, config.max_num_tokens, gamma)
 
 
-def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"--{name} must be one of {_list(choices)}, got {value!r}")
-
-
 def _list(choices: tuple[str, ...]) -> str:
     return ", ".join(choices)
-
-
-def _require_int(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(f"--{name} must be an integer from {low} to {high}, got {value!r}")

@@ -17,6 +17,8 @@ BYTES_PER_WEIGHT: dict[WeightDtype, float] = {
     "float32": 4.0,
     "float16": 2.0,
     "bfloat16": 2.0,
+    "int4": 0.5 + 2 / 128,
+    "fp8": 1.0,
 }
 
 
@@ -105,6 +107,36 @@ def layer_weights(model: ModelConfig) -> int:
     heads = model.num_heads + 2 * model.num_kv_heads
     attention = model.hidden_size * heads * model.head_dim + model.num_heads * model.head_dim * model.hidden_size
     return model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
+
+
+def count_parameters(model: ModelConfig) -> int:
+    """Return the parameters of a target: tables, layers, norms and biases; a tied table counts once."""
+    tables = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    return tables + layer_weights(model) + _small_weights(model)
+
+
+def count_drafter_parameters(drafter: DrafterConfig) -> int:
+    """Return the parameters of a drafter without embedding and output head, which are its target's."""
+    model, rank = drafter.backbone, drafter.markov_rank
+    count = layer_weights(model) + _small_weights(model)
+    count += drafter.feature_size * model.hidden_size + model.hidden_size
+    if drafter.markov_head != "none":
+        count += (model.vocab_size + drafter.draft_vocab_size) * rank
+    if drafter.markov_head == "gated":
+        count += rank * (model.hidden_size + rank + 1)
+    if drafter.markov_head == "rnn":
+        count += 3 * rank * (2 * rank + model.hidden_size + 1)
+    if drafter.confidence:
+        count += model.hidden_size + (rank if drafter.confidence_with_markov else 0) + 1
+    return count
+
+
+def _small_weights(model: ModelConfig) -> int:
+    """Norms and biases of all layers, and the last norm."""
+    layer = 2 * model.hidden_size + (2 * model.head_dim if model.qk_norm else 0)
+    if model.attention_bias:
+        layer += (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    return model.num_layers * layer + model.hidden_size
 
 
 def _target_bytes(target: ModelConfig, dtype: WeightDtype) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from trtllm_dspark.engine_dir import Manifest
@@ -59,11 +60,16 @@ class BuildReport:
 
 @dataclass(slots=True)
 class StepClock:
-    """Times the steps of a build and passes them on as progress; `shares` are their expected parts of the whole."""
+    """Times the steps of a build and passes them on as progress; `shares` are their expected parts of the whole.
+
+    Steps may overlap, each in a thread of its own.
+    """
 
     shares: dict[str, float]
     progress: Progress | None
     seconds: dict[str, float] = field(default_factory=dict)
+    _running: dict[str, float] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
 
     @contextmanager
     def step(self, name: str, num_items: int = 1) -> Iterator[Callable[[str], None]]:
@@ -78,12 +84,14 @@ class StepClock:
         self._tell(name, 0.0)
         start = time.monotonic()
         yield advance
-        self.seconds[name] = time.monotonic() - start
-        self._tell(name, 0.0)
+        seconds = time.monotonic() - start
+        with self._lock:
+            self.seconds[name] = seconds
+        self._tell(name, 1.0)
 
     def _tell(self, name: str, fraction: float) -> None:
-        if self.progress is not None:
-            done = sum(self.shares[step] for step in self.seconds)
-            if name not in self.seconds:
-                done += self.shares[name] * fraction
-            self.progress(name, done / sum(self.shares.values()))
+        with self._lock:
+            self._running[name] = fraction
+            if self.progress is not None:
+                done = sum(self.shares[step] * part for step, part in self._running.items())
+                self.progress(name, done / sum(self.shares.values()))

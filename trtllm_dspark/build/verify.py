@@ -50,10 +50,10 @@ def _compare(engine: Engine, plan: BuildPlan) -> VerifyErrors:
     )
     zero = np.zeros(1, np.int64)
     got = engine.verify(TokenBatch(tokens, np.array([num_tokens]), zero, np.arange(num_tokens)))
-    logits = _check("target logits", got.logits, expected.logits, plan.config.weight_dtype)
+    logits = _check("target logits", got.logits, expected.logits, plan.weight_dtype)
     if drafter is None or plan.drafter is None:
         return VerifyErrors(logits)
-    features = _check("target features", got.features, expected.features, plan.config.weight_dtype)
+    features = _check("target features", got.features, expected.features, plan.weight_dtype)
     arrays = plan.drafter.arrays
     context = drafter_context(drafter, arrays, expected.features, dtype=np.float32)
     block = drafter_block(
@@ -69,7 +69,7 @@ def _compare(engine: Engine, plan: BuildPlan) -> VerifyErrors:
     drafted = engine.draft_block(tokens[:1], np.array([num_tokens]))
     kept = block.base_logits[: plan.limits.max_draft_len]
     # Embedding and head may be the target's, in its storage.
-    dtypes = (plan.draft_weight_dtype, plan.config.weight_dtype)
+    dtypes = (plan.draft_weight_dtype, plan.weight_dtype)
     base = _check("draft logits", drafted.base_logits[0], kept, *dtypes)
     return VerifyErrors(logits, features, base)
 

@@ -17,14 +17,13 @@ _KV = "the KV cache is one contiguous row a request, written in place; size it w
 _FIXED = "it is always on; leave it out"
 _ABSENT = "the feature does not exist here; leave it out"
 _PARALLEL = "tensor parallelism is not supported; an engine runs on one device"
-_TENSORRT = "it belongs to TensorRT engines, which this version does not build; leave it out"
 
 REMOVED_FLAGS: dict[str, str] = {
     "checkpoint_dir": (
         "TensorRT-LLM checkpoints are not read; give the original model with --target_checkpoint "
         "(a GGUF file, a Hugging Face directory or package:NAME) and the drafter with --draft_checkpoint"
     ),
-    "model_config": "the configuration is read from --target_checkpoint; leave it out",
+    "multiple_profiles": "a decode and a prefill profile are always built; leave it out",
     "build_config": "give the limits as flags (--max_batch_size, --max_seq_len, ...); see --help",
     "model_cls_file": "only Llama and Qwen3 networks are built; give the model with --target_checkpoint",
     "model_cls_name": "only Llama and Qwen3 networks are built; give the model with --target_checkpoint",
@@ -78,20 +77,6 @@ REMOVED_FLAGS: dict[str, str] = {
     **dict.fromkeys(
         ("use_paged_context_fmha", "use_fp8_context_fmha", "fuse_fp4_quant", "streamingllm", "norm_quant_fusion"),
         _ABSENT,
-    ),
-    **dict.fromkeys(
-        (
-            "opt_num_tokens",
-            "input_timing_cache",
-            "output_timing_cache",
-            "profiling_verbosity",
-            "strip_plan",
-            "weight_streaming",
-            "fast_build",
-            "multiple_profiles",
-            "workers",
-        ),
-        _TENSORRT,
     ),
 }
 

@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_dspark.build import BuildConfig
-from trtllm_dspark.build._choices import BACKENDS, DTYPES, GPU_ARCHITECTURES, WEIGHT_DTYPES
+from trtllm_dspark.build._choices import BACKENDS, WEIGHT_DTYPES
+from trtllm_dspark.cli._gpu_flags import add_gpu_arguments, gpu_options
 from trtllm_dspark.cli._removed_flags import refuse_removed_flags
 from trtllm_dspark.cli._tables import build_table, print_table
 from trtllm_dspark.errors import UsageError
 
 if TYPE_CHECKING:
     from trtllm_dspark.build import BuildReport
-    from trtllm_dspark.build._choices import WeightDtype
     from trtllm_dspark.build.report import Progress
 
 logger = logging.getLogger(__name__)
-
-PLANNED_BACKENDS = ("tensorrt",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,12 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     paths = parser.add_argument_group("input and output")
     paths.add_argument(
         "--target_checkpoint",
-        required=True,
         metavar="PATH",
         help="target model: a GGUF file, a Hugging Face directory, or package:NAME for one inside a Python package",
     )
     paths.add_argument(
         "--draft_checkpoint", metavar="PATH", help="DSpark drafter; without one the engine only decodes plainly"
+    )
+    paths.add_argument(
+        "--model_config", metavar="PATH", help="in place of a target: its config.json alone, for --dry_run"
+    )
+    paths.add_argument(
+        "--draft_model_config", metavar="PATH", help="in place of a drafter: its config.json alone, for --dry_run"
     )
     paths.add_argument("--output_dir", type=Path, default=Path("engine_outputs"), help="engine directory to write")
     paths.add_argument("--overwrite", action="store_true", help="replace the engine that --output_dir holds")
@@ -62,26 +65,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     weights = parser.add_argument_group("weights and backend")
     weights.add_argument("--backend", default="onnxruntime", metavar="|".join(BACKENDS), help="compiler and runtime")
+    formats = sorted({name for names in WEIGHT_DTYPES.values() for name in names})
     weights.add_argument(
-        "--weight_dtype", choices=WEIGHT_DTYPES, help="storage of the linear layers; int8 when left out"
+        "--weight_dtype",
+        metavar="|".join(formats),
+        help="storage of the linear layers: int8, float32 or w8a8 for onnxruntime (int8 when left out); weight-only "
+        "int8, int4 or fp8 for GPU engines (--dtype when left out)",
     )
     weights.add_argument(
-        "--draft_weight_dtype", choices=WEIGHT_DTYPES, help="the same for the drafter; --weight_dtype when left out"
+        "--draft_weight_dtype",
+        metavar="|".join(formats),
+        help="the same for the drafter; --weight_dtype when left out",
     )
-
-    gpu = parser.add_argument_group("GPU engines (--backend tensorrt_rtx)")
-    gpu.add_argument("--dtype", choices=DTYPES, help="type of weights, caches and activations; float16 when left out")
-    gpu.add_argument(
-        "--gpu_architecture", metavar="SM[,SM]", help=f"what to compile for: {', '.join(GPU_ARCHITECTURES)}"
-    )
-    gpu.add_argument("--gpu_memory_gib", type=float, metavar="X", help="refuse an engine that does not fit this GPU")
-    gpu.add_argument(
-        "--kv_cache_free_gpu_mem_fraction",
-        type=float,
-        default=0.9,
-        metavar="X",
-        help="part of the memory left free by weights and activations that the caches may take",
-    )
+    add_gpu_arguments(parser)
 
     vocab = parser.add_argument_group("draft vocabulary")
     vocab.add_argument(
@@ -95,16 +91,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build, or print what would be built."""
-    if args.backend in PLANNED_BACKENDS:
+    targets = [value for value in (args.target_checkpoint, args.model_config) if value is not None]
+    drafters = [value for value in (args.draft_checkpoint, args.draft_model_config) if value is not None]
+    if len(targets) != 1 or len(drafters) > 1:
         raise UsageError(
-            f"--backend {args.backend} is not built by this version; use --backend onnxruntime or tensorrt_rtx"
+            "give the target once, with --target_checkpoint or --model_config, and the drafter at most once, with "
+            "--draft_checkpoint or --draft_model_config"
+        )
+    weightless = args.model_config is not None or args.draft_model_config is not None
+    if weightless and not args.dry_run:
+        raise UsageError(
+            "--model_config and --draft_model_config describe models without weights; add --dry_run, or give the "
+            "weights with --target_checkpoint and --draft_checkpoint"
         )
     config = BuildConfig(
-        target_checkpoint=args.target_checkpoint,
-        draft_checkpoint=args.draft_checkpoint,
+        target_checkpoint=targets[0],
+        draft_checkpoint=drafters[0] if drafters else None,
         output_dir=args.output_dir,
         backend=args.backend,
-        weight_dtype=_weight_dtype(args),
+        weight_dtype=args.weight_dtype,
         draft_weight_dtype=args.draft_weight_dtype,
         max_batch_size=args.max_batch_size,
         max_seq_len=args.max_seq_len,
@@ -112,10 +117,9 @@ def run(args: argparse.Namespace) -> int:
         max_draft_len=args.max_draft_len,
         draft_vocab_size=args.draft_vocab_size,
         draft_vocab_counts=args.draft_vocab_counts,
-        gpu_architectures=tuple(args.gpu_architecture.split(",")) if args.gpu_architecture else (),
-        gpu_memory_gib=args.gpu_memory_gib,
-        kv_cache_free_gpu_mem_fraction=args.kv_cache_free_gpu_mem_fraction,
+        gpu=gpu_options(args),
         overwrite=args.overwrite,
+        weights_optional=args.dry_run,
     )
     if args.dry_run:
         from trtllm_dspark.build.plan import plan_build
@@ -125,18 +129,6 @@ def run(args: argparse.Namespace) -> int:
     report = _build_with_bar(config)
     print_table(build_table(report))
     return 0
-
-
-def _weight_dtype(args: argparse.Namespace) -> WeightDtype:
-    if args.backend == "tensorrt_rtx":
-        if args.weight_dtype is not None:
-            raise UsageError("--weight_dtype is for onnxruntime; give tensorrt_rtx its --dtype")
-        gpu_dtype: WeightDtype = args.dtype or "float16"
-        return gpu_dtype
-    if args.dtype is not None:
-        raise UsageError("--dtype is for tensorrt_rtx; give onnxruntime its --weight_dtype")
-    dtype: WeightDtype = args.weight_dtype or "int8"
-    return dtype
 
 
 def _build_with_bar(config: BuildConfig) -> BuildReport:

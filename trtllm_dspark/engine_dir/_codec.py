@@ -49,6 +49,13 @@ class Fields:
             raise EngineError(f"{self.where}: field '{name}' must be a list of integers; build the engine again")
         return tuple(values)
 
+    def strings(self, name: str) -> tuple[str, ...]:
+        """Read a list of strings."""
+        values = self._get(name, (list,), "a list of strings")
+        if not all(isinstance(value, str) for value in values):
+            raise EngineError(f"{self.where}: field '{name}' must be a list of strings; build the engine again")
+        return tuple(values)
+
     def numbers(self, name: str) -> tuple[float, ...]:
         """Read a list of numbers."""
         values = self._get(name, (list,), "a list of numbers")

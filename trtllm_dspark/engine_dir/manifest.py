@@ -10,6 +10,7 @@ from typing import Any
 
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.engine_dir._codec import Fields, drafter_config, drafter_fields, model_config
+from trtllm_dspark.engine_dir.versions import check_schema
 from trtllm_dspark.errors import EngineError
 
 SCHEMA = "trtllm_dspark.engine"
@@ -38,10 +39,37 @@ class BuildLimits:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """Where a model came from and how its weights are stored."""
+    """Where a model came from, how its weights are stored and, on a GPU, what it computes in."""
 
     weight_dtype: str
     checkpoint_files: tuple[FileEntry, ...]
+    dtype: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry as plain JSON values; without `dtype` where the backend leaves no choice."""
+        fields = asdict(self)
+        if self.dtype is None:
+            del fields["dtype"]
+        return fields
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBuild:
+    """How the plans of a GPU engine were made.
+
+    Attributes:
+        lowering: `trt_native` or `trt_plugin`; they have other bindings.
+        cache_len: positions of a slot.
+        plugin_contract: hash of the contract of the plugin library they need; None without plugins.
+        strip_plan: the plans hold no weights and are refitted from the graphs in `graphs/`.
+        weight_streaming: weights may stay in host memory.
+    """
+
+    lowering: str
+    cache_len: int
+    plugin_contract: str | None = None
+    strip_plan: bool = False
+    weight_streaming: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +85,7 @@ class Manifest:
     files: tuple[FileEntry, ...]
     tools: dict[str, str]
     gpu_architectures: tuple[str, ...] = ()
+    gpu: GpuBuild | None = None
 
     @property
     def engine_hash(self) -> str:
@@ -68,19 +97,21 @@ class Manifest:
     def _body(self) -> dict[str, Any]:
         drafter = None
         if self.drafter is not None and self.drafter_config is not None:
-            drafter = {**asdict(self.drafter), "config": drafter_fields(self.drafter_config)}
+            drafter = {**self.drafter.as_json(), "config": drafter_fields(self.drafter_config)}
         body = {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
             "backend": self.backend,
             "limits": asdict(self.limits),
-            "target": {**asdict(self.target), "config": asdict(self.target_config)},
+            "target": {**self.target.as_json(), "config": asdict(self.target_config)},
             "drafter": drafter,
             "files": [asdict(entry) for entry in self.files],
             "tools": self.tools,
         }
         if self.gpu_architectures:
             body["gpu_architectures"] = self.gpu_architectures
+        if self.gpu is not None:
+            body["gpu"] = asdict(self.gpu)
         plain: dict[str, Any] = json.loads(json.dumps(body))
         return plain
 
@@ -107,11 +138,7 @@ class Manifest:
             raise EngineError(
                 f"{where} is not the manifest of a trtllm-dspark engine; give the --output_dir of a build"
             )
-        if raw.get("schema_version") != SCHEMA_VERSION:
-            raise EngineError(
-                f"{where} has schema version {raw.get('schema_version')!r}, this version reads {SCHEMA_VERSION}; "
-                "build the engine again with this version of trtllm-dspark"
-            )
+        check_schema(raw, SCHEMA, SCHEMA_VERSION, where, "build the engine again with this version of trtllm-dspark")
         manifest = _parse(Fields(raw, where))
         if raw.get("engine_hash") != manifest.engine_hash:
             raise EngineError(f"{where} was changed after the build (engine_hash differs); build the engine again")
@@ -135,13 +162,25 @@ def _parse(fields: Fields) -> Manifest:
         drafter=None if drafter is None else _model_entry(drafter),
         drafter_config=None if drafter is None else drafter_config(drafter.child("config")),
         files=_file_entries(fields, "files"),
-        gpu_architectures=tuple(str(name) for name in fields.raw.get("gpu_architectures", ())),
+        gpu_architectures=() if fields.is_null("gpu_architectures") else fields.strings("gpu_architectures"),
+        gpu=None if fields.is_null("gpu") else _gpu_build(fields.child("gpu")),
         tools={name: str(value) for name, value in fields.child("tools").raw.items()},
     )
 
 
+def _gpu_build(fields: Fields) -> GpuBuild:
+    return GpuBuild(
+        lowering=fields.one_of("lowering", ("trt_native", "trt_plugin")),
+        cache_len=fields.integer("cache_len"),
+        plugin_contract=None if fields.is_null("plugin_contract") else fields.string("plugin_contract"),
+        strip_plan=fields.boolean("strip_plan"),
+        weight_streaming=fields.boolean("weight_streaming"),
+    )
+
+
 def _model_entry(fields: Fields) -> ModelEntry:
-    return ModelEntry(fields.string("weight_dtype"), _file_entries(fields, "checkpoint_files"))
+    dtype = None if fields.is_null("dtype") else fields.string("dtype")
+    return ModelEntry(fields.string("weight_dtype"), _file_entries(fields, "checkpoint_files"), dtype)
 
 
 def _file_entries(fields: Fields, name: str) -> tuple[FileEntry, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from trtllm_dspark.engine_dir._codec import Fields
 from trtllm_dspark.engine_dir.directory import EngineDirectory
+from trtllm_dspark.engine_dir.versions import check_schema
 from trtllm_dspark.errors import DeviceError, EngineError, EngineMismatch
 
 
@@ -77,12 +78,7 @@ def read_side_table(directory: EngineDirectory, name: str, *, schema: str, versi
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise EngineError(f"{path} cannot be read ({error}); {remedy}") from error
-    if not isinstance(raw, dict) or raw.get("schema") != schema:
-        raise EngineError(f"{path} is not a {schema} file; {remedy}")
-    if raw.get("schema_version") != version:
-        raise EngineError(
-            f"{path} has schema version {raw.get('schema_version')!r}, this version reads {version}; {remedy}"
-        )
+    check_schema(raw, schema, version, str(path), remedy)
     if raw.get("engine_hash") != directory.manifest.engine_hash:
         raise EngineMismatch(f"{path} belongs to another engine (its engine_hash differs); {remedy}")
     return Fields(raw, str(path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtllm_dspark.build.tensorrt_rtx.layers import Expectation, lint_layers, parse_layers, weight_bytes
+from trtllm_dspark.build.tensorrt.layers import Expectation, lint_layers, parse_layers, weight_bytes
 from trtllm_dspark.errors import EngineError
 
 EXPECTED = Expectation((640, 64), frozenset({"present_k.0", "present_v.0"}), num_attention=1, weight_bytes=70_000_000)

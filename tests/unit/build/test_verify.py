@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtllm_dspark.build import BuildConfig, build_engine, builder, verify
+from trtllm_dspark.build import BuildConfig, build_engine, emit, verify
 from trtllm_dspark.checkpoint.arrays import LazyArrays
 from trtllm_dspark.errors import EngineError
 
@@ -19,7 +19,7 @@ TARGET_TENSOR, DRAFTER_TENSOR = "layers.2.down.weight", "layers.1.o.weight"
 
 def spoil(monkeypatch: pytest.MonkeyPatch, writer: str, tensor: str, change: Any) -> None:
     """Let `writer` store a changed tensor, as a mistake in a graph or a lost write would."""
-    original = getattr(builder, writer)
+    original = getattr(emit, writer)
 
     def write(directory: Path, *arguments: Any, **options: Any) -> Any:
         read = LazyArrays.__getitem__
@@ -32,7 +32,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, writer: str, tensor: str, change: Any
             patch.setattr(LazyArrays, "__getitem__", get)
             return original(directory, *arguments, **options)
 
-    monkeypatch.setattr(builder, writer, write)
+    monkeypatch.setattr(emit, writer, write)
 
 
 @pytest.mark.parametrize("weight_dtype", ["float32", "int8", "w8a8"])

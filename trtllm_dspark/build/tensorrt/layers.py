@@ -1,4 +1,4 @@
-"""Parse and lint the builder's fused layers: what an engine inspector would say, without a GPU to open the plan.
+"""Parse and lint the fused layers: from the builder's messages, what an inspector would say without a GPU.
 
 A lint that finds nothing does not prove that caches are updated in place; only a GPU shows that.
 """
@@ -12,15 +12,17 @@ from dataclasses import dataclass
 import onnx
 
 from trtllm_dspark.errors import EngineError
+from trtllm_dspark.graph.plugin_nodes import PLUGIN_DOMAIN
 
 _TENSOR = re.compile(r"\{ Name: (?P<name>[^,]*), (?:Location: \w+, )?Dimensions: \[(?P<dims>[^\]]*)\]")
 _FIELDS = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<type>.*?), Inputs: ")
-_ONNX_NODE = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
-_PROFILE = re.compile(r" \[profile \d+\]$")
+ONNX_NODE = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
+PROFILE = re.compile(r" \[profile \d+\]$")
 _WEIGHTS = re.compile(r"Total Weights Memory: (\d+) bytes")
 # Folded constants, norms that were merged and padding of kernels' own layouts.
 _WEIGHT_SLACK = 1.02
 _WEIGHT_SLACK_BYTES = 1 << 20
+_PLUGIN_UPDATE = "DsparkKvAppend"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +49,32 @@ class Expectation:
 
     Attributes:
         cache_dims: (positions, head dimension) of its caches.
-        scatters: names of its cache updates.
-        num_attention: its attention nodes.
+        scatters: outputs of its cache updates.
+        num_attention: its attention nodes that the builder has to fuse.
         weight_bytes: bytes of its weights.
+        plugins: names of its plugin nodes; each is one layer of every profile.
     """
 
     cache_dims: tuple[int, int]
     scatters: frozenset[str]
     num_attention: int
     weight_bytes: int
+    plugins: tuple[str, ...] = ()
 
 
 def expect_of(model: onnx.ModelProto) -> Expectation:
-    """Read off a graph of the `trt_native` lowering what the lint needs; external data is not read."""
-    past = next(value for value in model.graph.input if value.name.startswith("past_k."))
-    dims = past.type.tensor_type.shape.dim
+    """Read off a graph of a TensorRT lowering what the lint needs; external data is not read."""
+    past = [value for value in model.graph.input if value.name.startswith("past_")]
+    dims = [dim.dim_value for dim in past[0].type.tensor_type.shape.dim] if past else [0, 0, 0, 0]
     lengths = [entry.value for t in model.graph.initializer for entry in t.external_data if entry.key == "length"]
+    nodes = model.graph.node
+    updates = [node for node in nodes if node.op_type in ("TensorScatter", _PLUGIN_UPDATE)]
     return Expectation(
-        cache_dims=(dims[2].dim_value, dims[3].dim_value),
-        scatters=frozenset(node.output[0] for node in model.graph.node if node.op_type == "TensorScatter"),
-        num_attention=sum(node.op_type == "TRT_Attention" for node in model.graph.node),
+        cache_dims=(dims[2], dims[3]),
+        scatters=frozenset(name for node in updates for name in node.output),
+        num_attention=sum(node.op_type == "TRT_Attention" for node in nodes),
         weight_bytes=sum(map(int, lengths)),
+        plugins=tuple(node.name for node in nodes if node.domain == PLUGIN_DOMAIN),
     )
 
 
@@ -100,10 +107,10 @@ def _parse_line(line: str) -> FusedLayer:
         raise EngineError(f"a layer of the builder's list cannot be read ({line[:80]}); use another version")
     tail = line.rsplit(", Outputs: [", 1)[1]
     outputs = tuple(
-        FusedTensor(_PROFILE.sub("", match["name"]), tuple(int(dim) for dim in match["dims"].split(",") if dim.strip()))
+        FusedTensor(PROFILE.sub("", match["name"]), tuple(int(dim) for dim in match["dims"].split(",") if dim.strip()))
         for match in _TENSOR.finditer(tail)
     )
-    return FusedLayer(fields["name"], fields["type"], outputs, tuple(_ONNX_NODE.findall(tail)))
+    return FusedLayer(fields["name"], fields["type"], outputs, tuple(ONNX_NODE.findall(tail)))
 
 
 def weight_bytes(messages: Sequence[str]) -> int:
@@ -146,6 +153,13 @@ def lint_layers(
             f"{fused} of {wanted} attention layers are fused kernels; this head size or GPU architecture has none, "
             "change --dtype or --gpu_architecture"
         )
+    wanted = len(expected.plugins) * num_profiles
+    plugins = sum(layer.kind.startswith("PluginV3") for layer in layers)
+    if plugins != wanted:
+        raise EngineError(
+            f"the plan has {plugins} plugin layers, its graph calls for {wanted}; the builder dropped or merged some, "
+            "use the version docs/tensorrt.md names"
+        )
     if found_weight_bytes > expected.weight_bytes * _WEIGHT_SLACK + _WEIGHT_SLACK_BYTES:
         raise EngineError(
             f"the plan holds {found_weight_bytes / 1e6:.1f} MB of weights, its graph "
@@ -157,6 +171,8 @@ def lint_layers(
 def _cache_shaped(tensor: FusedTensor, expected: Expectation) -> bool:
     """Tell whether a tensor spans all positions and the head dimension, in any order or split."""
     length, width = expected.cache_dims
+    if not length:
+        return False
     dims = list(tensor.dims)
     if length in dims:
         dims.remove(length)
@@ -165,4 +181,6 @@ def _cache_shaped(tensor: FusedTensor, expected: Expectation) -> bool:
 
 
 def _is_update(layer: FusedLayer, tensor: FusedTensor, expected: Expectation) -> bool:
-    return tensor.name in expected.scatters and tensor.name in layer.nodes
+    if tensor.name not in expected.scatters:
+        return False
+    return tensor.name in layer.nodes or layer.kind.startswith("PluginV3")
