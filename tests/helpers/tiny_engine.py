@@ -54,9 +54,13 @@ def drafter_arrays(config: DrafterConfig, rng: np.random.Generator, *, own_table
         "hidden_norm.weight": rng.uniform(0.5, 1.5, size),
         "markov.w1.weight": rng.normal(size=(vocab, rank)),
         "markov.w2.weight": rng.normal(size=(vocab, rank)),
-        "confidence.weight": rng.normal(size=size + rank),
+        "confidence.weight": rng.normal(size=size + (rank if config.confidence_with_markov else 0)),
         "confidence.bias": rng.normal(size=1),
     }
+    if config.markov_head in ("gated", "rnn"):
+        name, rows, columns = {"gated": ("gate", 1, 1), "rnn": ("rnn", 3, 2)}[config.markov_head]
+        extra[f"markov.{name}.weight"] = rng.normal(size=(rows * rank, columns * rank + size)) * 0.3
+        extra[f"markov.{name}.bias"] = rng.normal(size=rows * rank)
     return arrays | {name: value.astype(np.float32) for name, value in extra.items()}
 
 

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.graph.heads import head_arrays
 from trtllm_dspark.graph.layers import decoder_layers
 from trtllm_dspark.graph.lowering import ORT, Lowering, check_weight_dtype
 from trtllm_dspark.graph.matrices import FloatMatrix, StoredMatrix, WeightDtype, embedding_dtype
+from trtllm_dspark.graph.native_heads import NativeHeads
 from trtllm_dspark.graph.network import FLOAT_DTYPES, Network, WeightFile
 from trtllm_dspark.graph.target import WrittenTarget
 from trtllm_dspark.graph.weights import Arrays, Progress, Weights
@@ -77,7 +79,9 @@ def write_drafter(
     Context graph: features [T, m * d], positions [T], pad_index [R, S], write_indices [R] -> caches only.
     Block graph: input_ids [R, gamma] (anchor, masks), write_indices [R] (the anchor's position) -> base_logits
     [R, max_draft_len, Vd], hidden [R, max_draft_len, d]; its K and V lie behind the context until they are overwritten.
-    Both bind the same past_/present_{k,v}.{layer} caches.
+    Both bind the same past_/present_{k,v}.{layer} caches. With a lowering of `native_heads` the block graph also gives
+    draft_tokens [R, max_draft_len] int64 and, with a confidence head, confidence [R, max_draft_len] from the inputs
+    inv_temperature and position_bias [max_draft_len].
 
     Args:
         directory: where `write_target` wrote; the block graph refers to the target's data file for what it shares.
@@ -147,19 +151,27 @@ def _write_block(
     draft_token_ids: NDArray[np.int64] | None,
     lowering: Lowering,
 ) -> tuple[Path, ...]:
-    gamma = source.config.block_size
+    config, gamma = source.config, source.config.block_size
     file = WeightFile(directory / f"{BLOCK_GRAPH}.data")
     try:
         net = Network("drafter_block", file, lowering.dtype)
-        ids = net.node("Reshape", net.input("input_ids", np.int64, ["R", gamma]), net.ints(-1))
+        rows = net.input("input_ids", np.int64, ["R", gamma])
+        ids = net.node("Reshape", rows, net.ints(-1))
         block = append_block(net, source, weights, lowering, num_positions, max_draft_len, draft_token_ids, ids)
         for name, value, dtype, width in (
-            ("hidden", block.hidden, net.dtype, source.config.backbone.hidden_size),
+            ("hidden", block.hidden, net.dtype, config.backbone.hidden_size),
             ("base_logits", block.base_logits, block.logits_dtype, block.draft_vocab_size),
         ):
             single = net.cast(value, dtype, FLOAT_DTYPES["float32"])
             shaped = net.node("Reshape", single, net.ints(-1, max_draft_len, width), out=name)
             net.output(shaped, name, np.float32, ["R", max_draft_len, width])
+        if lowering.native_heads:
+            hidden = net.node("Reshape", block.hidden, net.ints(-1, max_draft_len, config.backbone.hidden_size))
+            anchors = net.node("Gather", rows, net.scalar(0, np.int64), axis=1)
+            vocab = source.target_config.vocab_size
+            heads = head_arrays(config, source.arrays, vocab_size=vocab, draft_token_ids=draft_token_ids)
+            native = NativeHeads(net, config, heads, hidden, "base_logits", anchors, max_draft_len)
+            native.append(draft_token_ids)
         net.save(directory / BLOCK_GRAPH, lowering.check)
     finally:
         file.close()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trtllm_dspark.checkpoint.config import DrafterConfig
 from trtllm_dspark.graph._quantize import FloatArray, quantize_rows
 from trtllm_dspark.graph.drafter import BlockBody
+from trtllm_dspark.graph.markov_table import markov_table
 from trtllm_dspark.graph.network import Dim, Network
 from trtllm_dspark.graph.plugin_nodes import plugin, plugin_specs
 from trtllm_dspark.graph.round_options import Acceptance, RoundOptions, Schedule
@@ -21,7 +22,6 @@ PREFIX = "drafter."
 _HEAD_KINDS = ("none", "vanilla", "gated", "rnn")
 _SAMPLING = (("temperature", np.float32), ("top_k", np.int32), ("top_p", np.float32), ("seed", np.int64))
 _OWN_HEADS = {"gated": "gate", "rnn": "rnn"}
-_LANES = 16
 _OUTPUT_DTYPES = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
 
 
@@ -36,27 +36,6 @@ def draft_of_target(vocab: int, draft_token_ids: NDArray[np.int64]) -> NDArray[n
     table = np.full(vocab, -1, np.int32)
     table[draft_token_ids] = np.arange(draft_token_ids.size, dtype=np.int32)
     return table
-
-
-def markov_table(embeddings: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return [V] float32: what the token before adds to the confidence logit, w_m . W1[v], in the core's bits.
-
-    The core sums 16 lanes by fused multiply-add, then halves them (docs/core_numerics.md).
-
-    Args:
-        embeddings: W1 [V, r] as the chain reads it, int8 factors multiplied by their scales.
-        weight: w_m [r].
-    """
-    lanes = np.zeros((len(embeddings), _LANES), np.float32)
-    for column in range(embeddings.shape[1]):
-        # The product of two float32 is exact in float64.
-        product = embeddings[:, column].astype(np.float64) * float(weight[column])
-        lanes[:, column % _LANES] = (product + lanes[:, column % _LANES]).astype(np.float32)
-    width = _LANES // 2
-    while width:
-        lanes[:, :width] += lanes[:, width : 2 * width]
-        width //= 2
-    return np.ascontiguousarray(lanes[:, 0])
 
 
 @dataclass(slots=True)

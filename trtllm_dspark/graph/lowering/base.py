@@ -60,6 +60,11 @@ class Lowering(Protocol):
         ...
 
     @property
+    def native_heads(self) -> bool:
+        """Whether the block graph holds the drafter's heads too, as standard operators."""
+        ...
+
+    @property
     def weight_dtypes(self) -> tuple[WeightDtype, ...]:
         """Formats of linear layers it can be combined with."""
         ...

@@ -143,6 +143,7 @@ class OrtLowering:
 
     name = "ort"
     dtype = FLOAT_DTYPES["float32"]
+    native_heads = False
     index_dtype = np.dtype(np.int64)
     weight_dtypes = WEIGHT_DTYPES
 

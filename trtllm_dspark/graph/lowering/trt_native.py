@@ -133,10 +133,13 @@ class TrtNativeLowering:
         cache_length: C, static: tokens of a slot, at least max_seq_len plus the widest row.
         dtype_name: what the graph computes in: `float16`, `bfloat16`, or `float32` for comparisons only (TensorRT has
             no fused attention for it).
+        native_heads: put a greedy draft chain and the confidence head into the block graph (`graph/native_heads.py`),
+            for engines that run without this project's kernels.
     """
 
     cache_length: int
     dtype_name: Literal["float16", "bfloat16", "float32"] = "bfloat16"
+    native_heads: bool = False
     name = "trt_native"
     index_dtype = np.dtype(np.int64)
 

@@ -174,6 +174,7 @@ class TrtPluginLowering:
     dtype_name: Literal["float16", "bfloat16", "float32"] = "bfloat16"
     kv_split: int = 512
     name = "trt_plugin"
+    native_heads = False
     index_dtype = np.dtype(np.int32)
 
     @property
