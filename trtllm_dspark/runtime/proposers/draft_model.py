@@ -128,13 +128,15 @@ class DraftModelProposer:
         # go there.
         end = self._engine.limits.max_seq_len - 1
         for step in range(num_passes):
-            logits = self._pass(following, [min(len(text.tokens) - 1 + step, end) for text in texts], first)
+            logits = self._pass(following, [min(text.num_cached + step, end) for text in texts], first)
             following = logits.argmax(axis=1)
             tokens[first:last, step] = following
             if with_confidence:
                 confidence[first:last, step] = _top_probability(logits)
-            for text, token in zip(texts, following.tolist(), strict=True):
-                text.proposed.append(token)
+            for row, token in enumerate(following.tolist()):
+                # A request that rides along keeps what it had: nothing behind it is ever read.
+                if plan.caps[first + row] > 0:
+                    texts[row].proposed.append(token)
         self._timer.stats.draft_passes += num_passes
         return Draft(
             result=None,
