@@ -31,6 +31,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"engine", "runtime", "speculation"},
     "serving": {"engine_dir", "runtime"},
     "engine_process": {"engine", "engine_dir", "runtime", "serving", "speculation.statistics"},
+    # Drives the serving code in simulated time.
+    "simulate": {"engine.base", "engine_dir", "engine_process", "load", "reports", "runtime", "speculation"},
     "reference": set(),
     # Builds and describes the native plugin library.
     "plugins": set(),

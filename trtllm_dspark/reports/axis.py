@@ -67,7 +67,10 @@ def fit_axis(
         low, high = (min(shown), max(shown)) if shown else (1.0, 10.0)
         if from_zero and not log and low > 0:
             low = 0.0
-        if not log:
+        if log:
+            edge = (high / low) ** 0.03 if high > low else 1.0
+            low, high = low / edge, high * edge
+        else:
             high += 0.04 * (high - low)
             low -= 0.04 * (high - low) if low != 0 else 0.0
     if not high > low:

@@ -182,7 +182,10 @@ def _notes(entry: Series, x_axis: Axis, y_axis: Axis) -> str:
     parts = []
     for x, y, text in zip(entry.x, entry.y, entry.notes, strict=True):
         if text and x_axis.shows(x) and y_axis.shows(y):
-            place = f"x='{x_axis.pixel(x) + 6:.1f}' y='{y_axis.pixel(y) - 6:.1f}'"
+            x_pixel = x_axis.pixel(x)
+            inward = x_pixel > x_axis.end - 0.15 * (x_axis.end - x_axis.start)
+            place = f"x='{x_pixel + (-6 if inward else 6):.1f}' y='{y_axis.pixel(y) - 6:.1f}'"
+            place += " text-anchor='end'" if inward else ""
             parts.append(f"<text {place} font-size='10' fill='{INK}'>{escape(text)}</text>")
     return "".join(parts)
 

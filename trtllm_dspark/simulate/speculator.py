@@ -1,0 +1,91 @@
+"""The serving code's `SpeculationController`, fed with blocks that were drawn beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trtllm_dspark.engine.base import FloatArray, IntArray
+from trtllm_dspark.simulate.pool import BlockPool, calibrated
+from trtllm_dspark.speculation.controller import RoundOutcome, RoundPlan, SpeculationController
+
+
+@dataclass(slots=True)
+class Decision:
+    """What one round does, and later what became of it.
+
+    Attributes:
+        plan: of the controller.
+        requests: keys of the decoding requests.
+        depth: tokens cached before each row, on average.
+        verify_len: [R] drafts verified.
+        confidence: [R, draft_len] calibrated confidences, or None.
+        num_drafted: requests that drafted.
+    """
+
+    plan: RoundPlan
+    requests: Sequence[Hashable]
+    depth: int
+    verify_len: IntArray
+    confidence: FloatArray | None
+    num_drafted: int
+
+
+class Speculator:
+    """Drive a controller through simulated rounds as a session does.
+
+    Args:
+        controller: the serving code.
+        pool: blocks of every domain.
+    """
+
+    def __init__(self, controller: SpeculationController, pool: BlockPool) -> None:
+        self.controller = controller
+        self.draft_len = controller.draft_len
+        self._logits = np.ascontiguousarray(pool.logits[:, : self.draft_len])
+        self._plain = calibrated(self._logits, None, None) if controller.needs_confidence else None
+
+    def decide(
+        self, requests: Sequence[Hashable], blocks: IntArray, *, caps: IntArray, token_budget: int, depth: int
+    ) -> Decision:
+        """Plan a round and, where it drafts, choose what is verified.
+
+        Args:
+            requests: keys of the R decoding requests.
+            blocks: [R] block of each in the pool.
+            caps: [R] drafts of each that may be verified.
+            token_budget: drafts that fit into the round.
+            depth: tokens cached before each row, on average.
+        """
+        controller = self.controller
+        plan = controller.plan(requests, caps=caps, token_budget=token_budget, depth=depth)
+        caps = plan.caps
+        num_drafted = int(np.count_nonzero(caps))
+        if not num_drafted:
+            return Decision(plan, requests, depth, np.zeros(len(requests), np.int64), None, 0)
+        confidence = None
+        if self._plain is not None:
+            if plan.temperature is None:
+                confidence = self._plain[blocks]
+            else:
+                confidence = calibrated(self._logits[blocks], plan.temperature, plan.bias)
+        verify_len = controller.verify_lens(plan, requests, caps=caps, confidence=confidence, depth=depth)
+        return Decision(plan, requests, depth, verify_len, confidence, num_drafted)
+
+    def learn(self, decision: Decision, accepted: IntArray, draft_us: float | None, verify_us: float | None) -> None:
+        """Tell the controller what became of a round; times it could not compare are None."""
+        self.controller.observe(
+            RoundOutcome(
+                plan=decision.plan,
+                requests=decision.requests,
+                depth=decision.depth,
+                verify_len=decision.verify_len,
+                accepted=accepted,
+                confidence=decision.confidence,
+                drafted=decision.plan.caps > 0,
+                draft_us=draft_us,
+                verify_us=verify_us,
+            )
+        )

@@ -1,0 +1,117 @@
+"""What a simulated engine's passes take: the times of a `CostTable`, looked up thousands of times a second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trtllm_dspark.engine.base import FloatArray
+from trtllm_dspark.speculation import CostTable
+
+
+@dataclass(frozen=True)
+class LookupTable(CostTable):
+    """A cost table that keeps its curves: equal answers, a hundred times as fast for a table of thousands of shapes."""
+
+    _kept: dict[tuple[int, int], FloatArray] = field(default_factory=dict, repr=False, compare=False)
+    _drafts: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
+    _depths: list[int] = field(default_factory=list, repr=False, compare=False)
+
+    @staticmethod
+    def of(table: CostTable) -> LookupTable:
+        """Return the same times."""
+        depths = sorted({shape.depth for shape in table.verify_us} | {shape.depth for shape in table.draft_us})
+        return LookupTable(table.verify_us, table.draft_us, _depths=depths)
+
+    def step_time_us(self, num_requests: int, max_tokens: int, *, depth: int = 0) -> FloatArray:
+        """See `CostTable`."""
+        lower, upper, share = self._around(depth)
+        low = self._kept_curve(num_requests, lower, max_tokens)[: max_tokens + 1]
+        if not share:
+            return low.copy()
+        rise = self._kept_curve(num_requests, upper, max_tokens)[: max_tokens + 1] - low
+        if share > 1:
+            rise = np.maximum(rise, 0)
+        return np.maximum.accumulate(low + np.float32(share) * rise)
+
+    def draft_time_us(self, num_requests: int, *, depth: int = 0) -> float:
+        """See `CostTable`."""
+        lower, upper, share = self._around(depth)
+        low = self._draft(num_requests, lower)
+        rise = self._draft(num_requests, upper) - low
+        return low + share * (max(0.0, rise) if share > 1 else rise)
+
+    def _around(self, depth: int) -> tuple[int, int, float]:
+        """Return the measured depths around one and its place between them, as `CostTable` interpolates."""
+        depths = self._depths
+        if len(depths) == 1 or depth <= depths[0]:
+            return depths[0], depths[0], 0.0
+        index = next((i for i, measured in enumerate(depths) if measured >= depth), len(depths) - 1)
+        lower, upper = depths[index - 1], depths[index]
+        return lower, upper, (depth - lower) / (upper - lower)
+
+    def _kept_curve(self, num_requests: int, depth: int, max_tokens: int) -> FloatArray:
+        curve = self._kept.get((num_requests, depth))
+        if curve is None or len(curve) <= max_tokens:
+            curve = super().step_time_us(num_requests, max(max_tokens, 16 * num_requests), depth=depth)
+            self._kept[num_requests, depth] = curve
+        return curve
+
+    def _draft(self, num_requests: int, depth: int) -> float:
+        found = self._drafts.get((num_requests, depth))
+        if found is None:
+            found = self._drafts[num_requests, depth] = super().draft_time_us(num_requests, depth=depth)
+        return found
+
+
+class EngineTimes:
+    """Look up one time after the other; between depths `DEPTH_STEP` apart times are interpolated.
+
+    What a simulated pass takes is what a scheduler that reads the same table expects.
+
+    Args:
+        table: measured or estimated times.
+        max_tokens: tokens of a pass at most.
+    """
+
+    DEPTH_STEP = 128
+
+    def __init__(self, table: CostTable, *, max_tokens: int) -> None:
+        self._table = table
+        self._max_tokens = max_tokens
+        self._verify: dict[tuple[int, int], FloatArray] = {}
+        self._draft: dict[tuple[int, int], float] = {}
+        self._widest = max(shape.num_requests for shape in table.verify_us)
+
+    def verify_us(self, num_requests: int, num_tokens: int, depth: float) -> float:
+        """Return microseconds of a target pass over `num_tokens` tokens with `depth` tokens cached before each row."""
+        step = int(depth) // self.DEPTH_STEP
+        share = depth / self.DEPTH_STEP - step
+        low = self._verify_curve(num_requests, step).item(num_tokens)
+        return low + share * (self._verify_curve(num_requests, step + 1).item(num_tokens) - low) if share else low
+
+    def draft_us(self, num_requests: int, depth: float) -> float:
+        """Return microseconds of absorbing the committed tokens and drafting a block for each request."""
+        step = int(depth) // self.DEPTH_STEP
+        share = depth / self.DEPTH_STEP - step
+        low = self._draft_point(num_requests, step)
+        return low + share * (self._draft_point(num_requests, step + 1) - low) if share else low
+
+    def prefill_us(self, num_tokens: int, depth: float) -> float:
+        """Return microseconds of a pass over prompt chunks; the table's rows of most requests reach the most tokens."""
+        return self.verify_us(min(self._widest, num_tokens), num_tokens, depth)
+
+    def _verify_curve(self, num_requests: int, step: int) -> FloatArray:
+        curve = self._verify.get((num_requests, step))
+        if curve is None:
+            curve = self._table.step_time_us(num_requests, self._max_tokens, depth=step * self.DEPTH_STEP)
+            self._verify[num_requests, step] = curve
+        return curve
+
+    def _draft_point(self, num_requests: int, step: int) -> float:
+        value = self._draft.get((num_requests, step))
+        if value is None:
+            value = self._table.draft_time_us(num_requests, depth=step * self.DEPTH_STEP)
+            self._draft[num_requests, step] = value
+        return value
