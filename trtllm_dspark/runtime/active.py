@@ -69,8 +69,8 @@ class ActiveRequest:
 
     @property
     def decoding(self) -> bool:
-        """Whether the whole prompt is cached and the first token known."""
-        return self.num_output > 0
+        """Whether the whole prompt is cached, or will be when the rounds in flight are through."""
+        return self.num_cached >= self.num_prompt
 
     @property
     def remaining(self) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from trtllm_dspark.runtime.commit import commit, end_request
 from trtllm_dspark.runtime.outputs import FinishReason, RequestOutput
 from trtllm_dspark.runtime.proposers import AcceptanceMode, BlockProposer, ProposerFactory
 from trtllm_dspark.runtime.request import Request, check_request
-from trtllm_dspark.runtime.round import DecodePass, PrefillPass, RoundSteps
+from trtllm_dspark.runtime.rounds import choose_rounds_in_flight, make_rounds
 from trtllm_dspark.runtime.scheduling import load_calibration, load_cost_table, make_controller
 from trtllm_dspark.runtime.slots import SlotTable
 from trtllm_dspark.runtime.stats import SessionStats
@@ -41,14 +42,6 @@ from trtllm_dspark.speculation.controller import FixedCalibrator
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Round:
-    """A round that was submitted and not collected."""
-
-    decode: DecodePass | None
-    prefill: PrefillPass | None
-
-
 class Session:
     """Serve requests from one engine, all of them in every round.
 
@@ -67,6 +60,8 @@ class Session:
         load: limits that the load of the device sets; None = none.
         drafter: makes what proposes drafts; None = the engine's own drafter. `cost_table` and `calibration` are to be
             this drafter's.
+        rounds_in_flight: rounds submitted before the oldest is collected; None = as many as the engine runs. One round
+            at a time decides on the host, which log-probabilities and drafters outside the engine need.
         clock: seconds; for everything that is timed.
 
     Raises:
@@ -86,6 +81,7 @@ class Session:
         recorder: ConfidenceRecorder | None = None,
         load: LoadSource | None = None,
         drafter: ProposerFactory | None = None,
+        rounds_in_flight: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if acceptance not in ("rejection", "coupled"):
@@ -101,6 +97,10 @@ class Session:
         self._proposer = proposer if self._controller.draft_len else None
         if self._proposer is not None:
             self.stats.set_draft_len(self._proposer.draft_len)
+        depth = choose_rounds_in_flight(engine, rounds_in_flight, own_drafter=drafter is None)
+        if depth > 1:
+            # The device drafts: nothing has to keep up on the host.
+            self._proposer = None
         if eos_token_ids is None:
             eos_token_ids = () if tokenizer is None else tokenizer.eos_token_ids
         self.speculation = config
@@ -121,13 +121,16 @@ class Session:
         self._load = load
         self._drafter = drafter
         self._clock = clock
-        self._steps = RoundSteps(engine, self._proposer, self._controller, acceptance, timer, recorder=recorder)
+        self._rounds_in_flight = rounds_in_flight
+        self._rounds = make_rounds(
+            engine, self._proposer, self._controller, acceptance, timer, rounds_in_flight=depth, recorder=recorder
+        )
         self._batcher: Batcher[ActiveRequest] = Batcher(engine.limits.max_num_tokens)
         self._slots = SlotTable(engine.limits.max_batch_size)
         self._requests: dict[str, ActiveRequest] = {}
         self._cancelled: list[ActiveRequest] = []
         self._outputs: list[RequestOutput] = []
-        self._round: _Round | None = None
+        self._in_flight: deque[Any] = deque()
         self._failure: DeviceError | None = None
 
     @staticmethod
@@ -178,6 +181,7 @@ class Session:
             calibration=self._calibration,
             load=self._load,
             drafter=self._drafter,
+            rounds_in_flight=self._rounds_in_flight,
             clock=self._clock,
         )
 
@@ -257,6 +261,7 @@ class Session:
             eos_token_ids=self._eos_token_ids,
             detokenizer=None if self._tokenizer is None else self._tokenizer.detokenizer(),
         )
+        self._rounds.check(request.params, 0 if active.banned_tokens is None else active.banned_tokens.size)
         self._requests[request.request_id] = active
         self._batcher.add(active)
 
@@ -271,29 +276,36 @@ class Session:
         return True
 
     def step(self) -> list[RequestOutput]:
-        """Run one round and return what every request gained in it."""
-        self.submit()
+        """Run one round and return what every request gained in it; with rounds in flight, in the oldest of them."""
+        submitted = self.submit()
+        if submitted and len(self._in_flight) < self._rounds.rounds_in_flight:
+            return self._take_outputs()
         return self.collect()
 
-    def submit(self) -> None:
-        """Start a round: admit, draft, schedule, verify.
+    def submit(self) -> bool:
+        """Start a round: admit, draft, schedule, verify; return whether there was anything to do.
 
         Raises:
-            RuntimeError: the round before was not collected.
+            RuntimeError: as many rounds are in flight as the engine runs.
         """
-        if self._round is not None:
+        if len(self._in_flight) >= self._rounds.rounds_in_flight:
             raise RuntimeError("the round before was not collected; call collect() first")
         started = self._clock()
         self._end_cancelled()
+        submitted = None
         try:
-            self._round = self._submit_round()
+            submitted = self._submit_round()
         except Exception as error:
             self._fail(error)
+        if submitted is not None:
+            self._in_flight.append(submitted)
         self.stats.round_s += self._clock() - started
+        return submitted is not None
 
-    def _submit_round(self) -> _Round | None:
+    def _submit_round(self) -> Any:
         for move in self._slots.compact():
-            self._copy_slot(move.source, move.destination, move.request)
+            self.stats.slot_copies += 1
+            self._rounds.move(move.request, move.source, move.destination)
         decoding = self._slots.decoding
         caps = np.array([request.draft_cap for request in decoding], np.int64)
         plan = self._batcher.plan(
@@ -305,12 +317,7 @@ class Session:
         for request in plan.admitted:
             self._slots.place(request)
             request.stats.scheduled = self._clock()
-        drafts = self._steps.plan(decoding, caps, plan.draft_budget)
-        draft = self._steps.draft(decoding, drafts)
-        verify_len = self._steps.schedule(decoding, drafts, draft)
-        decode = self._steps.verify(decoding, drafts, draft, verify_len)
-        prefill = self._steps.prefill(plan.chunks)
-        return None if decode is None and prefill is None else _Round(decode, prefill)
+        return self._rounds.submit(decoding, caps, plan.draft_budget, plan.chunks)
 
     def _admissible(self) -> int:
         """Return how many requests may get a slot now."""
@@ -321,21 +328,26 @@ class Session:
         return free if limits.max_requests is None else max(0, min(free, limits.max_requests - len(self._slots)))
 
     def collect(self) -> list[RequestOutput]:
-        """Finish the submitted round: accept and commit; return one output a request that gained something."""
+        """Finish the oldest submitted round: accept and commit; return one output a request that gained something."""
         started = self._clock()
-        if self._round is not None:
-            try:
-                self._collect_round(self._round)
-            except Exception as error:
-                self._fail(error)
-            self._round = None
-        outputs, self._outputs = self._outputs, []
+        try:
+            if self._in_flight:
+                self._collect_round(self._in_flight.popleft())
+            while self._in_flight and not self._requests:
+                # Nobody is left to gain anything; an idle session holds no round of its engine.
+                self._collect_round(self._in_flight.popleft())
+        except Exception as error:
+            self._fail(error)
         self.stats.round_s += self._clock() - started
+        return self._take_outputs()
+
+    def _take_outputs(self) -> list[RequestOutput]:
+        outputs, self._outputs = self._outputs, []
         return outputs
 
-    def _collect_round(self, finished: _Round) -> None:
+    def _collect_round(self, finished: Any) -> None:
         self.stats.rounds += 1
-        for emitted in self._steps.accept(finished.decode, finished.prefill):
+        for emitted in self._rounds.collect(finished):
             request = emitted.request
             if request.cancelled:
                 continue
@@ -344,14 +356,6 @@ class Session:
                 self._proposer.committed(request, output.new_token_ids)
             self._deliver(request, output)
         self._end_cancelled()
-
-    def _copy_slot(self, source: int, destination: int, request: ActiveRequest) -> None:
-        self.stats.slot_copies += 1
-        started = self._clock()
-        self._engine.copy_slot(source, destination, num_tokens=request.num_cached, num_context=request.num_context)
-        if self._proposer is not None:
-            self._proposer.moved(request, source, destination)
-        self.stats.engine_s += self._clock() - started
 
     def _end_cancelled(self) -> None:
         cancelled, self._cancelled = self._cancelled, []
@@ -365,7 +369,7 @@ class Session:
         self._failure = (
             error if isinstance(error, DeviceError) else DeviceError(f"{type(error).__name__}: {first_line}")
         )
-        self._round = None
+        self._in_flight.clear()
         self._cancelled.clear()
         for request in list(self._requests.values()):
             self._end(request, "error", error=f"the engine failed: {self._failure}", error_code="engine_failed")
@@ -382,6 +386,7 @@ class Session:
         if output.finished:
             self._slots.release(request)
             self._controller.forget(request)
+            self._rounds.forget(request)
             if self._proposer is not None:
                 self._proposer.forget(request)
             del self._requests[request.request.request_id]

@@ -25,7 +25,7 @@ def active(name: str = "r") -> ActiveRequest:
 def place(table: SlotTable, *, decoding: bool) -> ActiveRequest:
     request = active()
     table.place(request)
-    request.num_output = int(decoding)
+    request.num_cached = request.num_prompt if decoding else 0
     return request
 
 
@@ -69,7 +69,7 @@ def test_compact_random_traffic_keeps_slots_contiguous_and_owned_once(seed: int)
         decoding, prefilling = table.decoding, table.prefilling
         assert [row.slot for row in (*decoding, *prefilling)] == list(range(len(table)))
         for row in prefilling:  # prompts finish in order, at most one stays behind
-            row.num_output = 1
+            row.num_cached = row.num_prompt
         for _ in range(rng.randint(0, table.num_free)):
             row = place(table, decoding=True)
             cached[row.slot] = row
