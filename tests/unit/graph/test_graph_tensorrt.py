@@ -189,6 +189,55 @@ def make_single_table(model: onnx.ModelProto) -> None:
     next(t for t in model.graph.initializer if t.name == "rope.cos").data_type = onnx.TensorProto.FLOAT
 
 
+def move_scale_behind_rotation(model: onnx.ModelProto) -> None:
+    """What an exporter would write: a Mul between the rotation and attention, its result published."""
+    rotary = next(
+        node for node in model.graph.node if node.op_type == "RotaryEmbedding" and node.output[0] == "query.0"
+    )
+    rotary.output[0] = "rotated"
+    index = list(model.graph.node).index(rotary) + 1
+    model.graph.node.insert(index, helper.make_node("Mul", ["rotated", "rotated"], ["query.0"], name="scale"))
+
+
+def scale_cache(model: onnx.ModelProto) -> None:
+    """The parser's own spelling of an attention scale: the whole K cache times a number."""
+    node = first(model, "TRT_Attention")
+    model.graph.node.append(helper.make_node("Mul", [node.input[1], node.input[1]], ["scaled"], name="scale"))
+    node.input[1] = "scaled"
+
+
+def read_old_cache(model: onnx.ModelProto) -> None:
+    model.graph.node.append(helper.make_node("Identity", ["past_k.0"], ["kept"], name="copy"))
+
+
+def add_unread_input(model: onnx.ModelProto) -> None:
+    model.graph.input.append(helper.make_tensor_value_info("nonpad_kv_seqlen", onnx.TensorProto.INT64, ["R"]))
+
+
+def make_single_caches(model: onnx.ModelProto) -> None:
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name.startswith(("past_", "present_")):
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+
+
+def flatten_cache(model: onnx.ModelProto) -> None:
+    cache = next(value for value in model.graph.input if value.name == "past_v.1")
+    del cache.type.tensor_type.shape.dim[1]
+
+
+def add_cumulative_product(model: onnx.ModelProto) -> None:
+    model.graph.node.append(helper.make_node("CumProd", ["logits", "axis"], ["survival"], name="survival"))
+
+
+def mask_and_cause(model: onnx.ModelProto) -> None:
+    make_attention(model, is_causal=1)
+    first(model, "Attention").input[3] = "positions"
+
+
+def give_mask(model: onnx.ModelProto) -> None:
+    first(model, "TRT_Attention").input[3] = "positions"
+
+
 def add_plugin_node(model: onnx.ModelProto) -> None:
     model.graph.node.append(helper.make_node("MatMulNBits", ["x"], ["y"], name="plugin", domain="com.microsoft"))
 
@@ -208,7 +257,18 @@ TRAPS: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
     "dynamic cache length": (make_dynamic, "past_v.1 needs four dimensions and a static length"),
     "two updates": (update_twice, "past_k.0 is updated 2 times"),
     "float32 rotary table": (make_single_table, "tables of another type"),
-    "operator of a plugin": (add_plugin_node, "com.microsoft::MatMulNBits, which needs a plugin"),
+    "softcap": (lambda m: make_attention(m, softcap=30.0), "softcap, which the parser refuses"),
+    "softmax precision": (lambda m: make_attention(m, softmax_precision=1), "softmax_precision, which the parser"),
+    "mask and causality": (mask_and_cause, "a mask and is_causal"),
+    "mask beside lengths": (give_mask, "a mask beside its lengths"),
+    "scale behind the rotation": (move_scale_behind_rotation, "queries of a Mul, not of the RotaryEmbedding"),
+    "scaled cache": (scale_cache, "reads the whole updated cache 'present_k.0' each pass"),
+    "second reader of a cache": (read_old_cache, "reads the cache 'past_k.0' beside its update"),
+    "unread input": (add_unread_input, "no node reads the graph input 'nonpad_kv_seqlen'"),
+    "float32 caches": (make_single_caches, "caches are float32.*no fused attention"),
+    "cache of three dimensions": (flatten_cache, "past_v.1 needs four dimensions"),
+    "cumulative product": (add_cumulative_product, "CumProd, which has no importer"),
+    "another plugin's operator": (add_plugin_node, "com.microsoft::MatMulNBits, which needs a plugin"),
 }
 
 
@@ -218,6 +278,31 @@ def test_checker_finds_planted_trap(name: str, safe: onnx.ModelProto) -> None:
     plant(safe)
     with pytest.raises(EngineError, match=message):
         check_tensorrt(safe)
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["copied", "transposed"])
+def test_checker_finds_a_head_stored_twice(turned: bool, tmp_path: Path) -> None:
+    """A tied head spelled as a weight of its own: the plan would hold the table twice."""
+    config = replace(SMALL, vocab_size=1024, tie_word_embeddings=True)
+    arrays = random_arrays(config, np.random.default_rng(0))
+    lowering = TrtNativeLowering(LENGTH)
+    write_target(tmp_path, config, arrays, max_seq_len=80, weight_dtype="bfloat16", lowering=lowering)
+    model = onnx.load(tmp_path / "target.onnx", load_external_data=False)
+    check_tensorrt(model, tmp_path)
+    stored = next(tensor for tensor in model.graph.initializer if tensor.name == "embed.weight")
+    table = onnx.numpy_helper.to_array(stored, str(tmp_path))
+    second = onnx.numpy_helper.from_array(np.ascontiguousarray(table.T) if turned else table, "lm_head.weight")
+    model.graph.initializer.append(second)
+    onnx.save(model, tmp_path / "planted.onnx", save_as_external_data=False)
+    planted = onnx.load(tmp_path / "planted.onnx", load_external_data=False)
+    for tensor in planted.graph.initializer:
+        if tensor.name == "lm_head.weight":
+            onnx.external_data_helper.set_external_data(tensor, "second.data", 0, len(tensor.raw_data))
+            (tmp_path / "second.data").write_bytes(tensor.raw_data)
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+    with pytest.raises(EngineError, match=r"'embed.weight' and 'lm_head.weight' hold the same values"):
+        check_tensorrt(planted, tmp_path)
 
 
 def test_checker_refuses_the_graph_of_the_cpu_engine(tmp_path: Path) -> None:
