@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from trtllm_dspark.cli._drafter import add_drafter_arguments, make_drafter
 from trtllm_dspark.cli._generation import (
     SPECULATION_HELP,
     add_engine_arguments,
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="times the whole comparison is repeated")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    add_drafter_arguments(parser)
     add_sampling_arguments(parser)
 
 
@@ -68,7 +70,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--repeats must be at least 1, got {args.repeats}")
     configs = _parse_modes(args.speculation)
     prompts = read_prompts(args.prompts_file)
-    off = Session.open(args.engine_dir, num_threads=args.num_threads, speculation="off", acceptance=args.acceptance)
+    drafter = make_drafter(args)
+    off = Session.open(
+        args.engine_dir,
+        num_threads=args.num_threads,
+        speculation="off",
+        acceptance=args.acceptance,
+        drafter=drafter,
+    )
+    modes: list[_Mode] = []
     try:
         check_batch_size(args.batch_size, off)
         requests = make_requests(prompts, args, off)
@@ -76,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         _warm_up(modes, requests)
         _measure(modes, requests, batch_size=args.batch_size, repeats=args.repeats)
     finally:
+        for mode in modes:
+            mode.session.close()
         off.close()
     report = _report(args, modes)
     print(json.dumps(report)) if args.json else _print_table(report)

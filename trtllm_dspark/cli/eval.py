@@ -15,14 +15,17 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from trtllm_dspark.cli._drafter import add_drafter_arguments, make_drafter
 from trtllm_dspark.cli._generation import add_engine_arguments, add_sampling_arguments, check_sampling, make_requests
 from trtllm_dspark.cli._prompts import Prompt, read_prompts
 from trtllm_dspark.engine import Engine, load_engine
 from trtllm_dspark.engine_dir import EngineDirectory, open_engine_dir
 from trtllm_dspark.errors import ConfigError, UsageError
-from trtllm_dspark.evaluation import DomainResult, EvaluationRun, run_domain, summarise
+from trtllm_dspark.evaluation import DomainResult, EvaluationRun, drafter_traits, run_domain, summarise
+from trtllm_dspark.evaluation.measure import DrafterTraits
 from trtllm_dspark.evaluation.results import merge
 from trtllm_dspark.runtime import Session, Tokenizer
+from trtllm_dspark.runtime.proposers import ProposerFactory
 from trtllm_dspark.runtime.scheduling import load_calibration
 
 logger = logging.getLogger(__name__)
@@ -43,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--output", type=Path, metavar="F.json", help="also write the JSON object to a file")
+    add_drafter_arguments(parser)
     add_sampling_arguments(parser)
 
 
@@ -55,8 +59,10 @@ def run(args: argparse.Namespace) -> int:
     directory = open_engine_dir(args.engine_dir)
     engine = load_engine(args.engine_dir, num_threads=args.num_threads, verify_hashes=False)
     try:
-        check_whole_blocks(engine, args.batch_size)
-        results = _evaluate(engine, directory, prompts, temperatures, args)
+        drafter = make_drafter(args)
+        traits = drafter_traits(engine, drafter)
+        check_whole_blocks(engine, args.batch_size, traits.draft_len)
+        results = _evaluate(engine, directory, prompts, temperatures, drafter, traits, args)
     finally:
         engine.close()
     report = _report(args, directory, results)
@@ -67,18 +73,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def check_whole_blocks(engine: Engine, batch_size: int) -> None:
-    """Refuse what cannot verify whole blocks.
+def check_whole_blocks(engine: Engine, batch_size: int, draft_len: int) -> None:
+    """Refuse a batch that does not fit the engine, or whose whole blocks do not fit a pass.
 
     Raises:
-        ConfigError: no drafter, or the batch does not fit the engine or a pass.
+        ConfigError: it does not fit.
     """
     limits = engine.limits
-    if not limits.has_drafter:
-        raise ConfigError("this engine has no drafter; there is nothing to evaluate, build with --draft_checkpoint")
     if not 1 <= batch_size <= limits.max_batch_size:
         raise ConfigError(f"--batch_size must be from 1 to the engine's {limits.max_batch_size}, got {batch_size}")
-    needed = batch_size * (limits.max_draft_len + 1)
+    needed = batch_size * (draft_len + 1)
     if needed > limits.max_num_tokens:
         raise ConfigError(
             f"--batch_size {batch_size} needs {needed} tokens a pass to verify whole blocks, the engine has "
@@ -105,10 +109,13 @@ def _evaluate(
     directory: EngineDirectory,
     prompts: Sequence[Prompt],
     temperatures: Sequence[float],
+    drafter: ProposerFactory | None,
+    traits: DrafterTraits,
     args: argparse.Namespace,
 ) -> list[DomainResult]:
     tokenizer = Tokenizer.open(directory)
-    calibration = load_calibration(directory) if engine.heads.has_confidence else None
+    # The stored calibration is of the engine's own confidence head.
+    calibration = load_calibration(directory) if drafter is None and traits.has_confidence else None
     groups: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         groups.setdefault(prompt.domain or UNNAMED, []).append(prompt)
@@ -130,14 +137,14 @@ def _evaluate(
                 requests,
                 batch_size=args.batch_size,
                 acceptance=args.acceptance,
+                drafter=drafter,
                 finished=lambda: bar.advance(task),
             )
     if len(groups) > 1:
         for temperature in temperatures:
             runs[temperature, "all"] = merge([runs[temperature, domain] for domain in groups])
-    gamma = engine.limits.max_draft_len
     return [
-        summarise(domain, temperature, entry, gamma=gamma, calibration=calibration)
+        summarise(domain, temperature, entry, gamma=traits.draft_len, calibration=calibration)
         for (temperature, domain), entry in sorted(runs.items(), key=lambda item: temperatures.index(item[0][0]))
     ]
 
@@ -161,6 +168,7 @@ def _report(args: argparse.Namespace, directory: EngineDirectory, results: Seque
         "prompts_file": str(args.prompts_file),
         "max_tokens": args.max_tokens,
         "acceptance": args.acceptance,
+        "drafter": args.drafter,
         "results": [result.as_json() for result in results],
     }
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trtllm_dspark.cli._drafter import add_drafter_arguments, make_drafter
 from trtllm_dspark.cli._generation import (
     SPECULATION_HELP,
     add_engine_arguments,
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--prompts_file", type=Path, metavar="F.jsonl", help="one object with 'prompt' a line")
     parser.add_argument("--speculation", default=DEFAULT_SPECULATION, metavar="MODE", help=SPECULATION_HELP)
     parser.add_argument("--json", action="store_true", help="print one JSON object a request instead of the text")
+    add_drafter_arguments(parser)
     add_sampling_arguments(parser)
 
 
@@ -43,7 +45,11 @@ def run(args: argparse.Namespace) -> int:
     speculation = SpeculationConfig.parse(args.speculation)
     prompts = [Prompt(0, args.prompt)] if args.prompts_file is None else read_prompts(args.prompts_file)
     session = Session.open(
-        args.engine_dir, num_threads=args.num_threads, speculation=speculation, acceptance=args.acceptance
+        args.engine_dir,
+        num_threads=args.num_threads,
+        speculation=speculation,
+        acceptance=args.acceptance,
+        drafter=make_drafter(args),
     )
     try:
         check_batch_size(args.batch_size, session)

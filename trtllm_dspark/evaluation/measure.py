@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from trtllm_dspark.engine.base import Engine
-from trtllm_dspark.errors import DeviceError
+from trtllm_dspark.errors import ConfigError, DeviceError
 from trtllm_dspark.runtime import Request, Session, Tokenizer
 from trtllm_dspark.runtime.closed_loop import run_closed_loop
-from trtllm_dspark.runtime.session import AcceptanceMode
+from trtllm_dspark.runtime.proposers import AcceptanceMode, BlockProposer, ProposerFactory
+from trtllm_dspark.runtime.stats import SessionStats
+from trtllm_dspark.runtime.timing import PassTimer
 from trtllm_dspark.speculation import AcceptanceStatistics, ConfidenceRecorder
 from trtllm_dspark.speculation.calibration import Observations
 
@@ -27,6 +29,29 @@ class EvaluationRun:
     blocks: Observations | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DrafterTraits:
+    """What a drafter can do: drafts of a block, and whether it says how likely they are accepted."""
+
+    draft_len: int
+    has_confidence: bool
+
+
+def drafter_traits(engine: Engine, drafter: ProposerFactory | None) -> DrafterTraits:
+    """Return what the drafter of a session over `engine` can do.
+
+    Raises:
+        ConfigError: there is no drafter.
+    """
+    if drafter is None and not engine.limits.has_drafter:
+        raise ConfigError(
+            "this engine has no drafter; there is nothing to evaluate; build with --draft_checkpoint or name a "
+            "--drafter"
+        )
+    proposer = (drafter or BlockProposer)(engine, "rejection", PassTimer(SessionStats(0)))
+    return DrafterTraits(proposer.draft_len, proposer.has_confidence)
+
+
 def run_domain(
     engine: Engine,
     tokenizer: Tokenizer | None,
@@ -34,24 +59,27 @@ def run_domain(
     *,
     batch_size: int,
     acceptance: AcceptanceMode = "rejection",
+    drafter: ProposerFactory | None = None,
     finished: Callable[[], None] = lambda: None,
 ) -> EvaluationRun:
     """Generate from every request, blocks verified in full and confidences uncalibrated.
 
     Args:
-        engine: an idle engine with a drafter.
+        engine: an idle engine.
         tokenizer: the engine's.
         requests: of one domain.
         batch_size: requests in flight; `batch_size * (gamma + 1)` tokens must fit a pass, or blocks are cut.
         acceptance: how sampled drafts are accepted.
+        drafter: makes what proposes drafts; None = the engine's drafter.
         finished: called after each request.
 
     Raises:
         ConfigError: the engine cannot speculate.
         DeviceError: a request failed.
     """
-    recorder = ConfidenceRecorder(engine.limits.max_draft_len) if engine.heads.has_confidence else None
-    session = Session(engine, tokenizer, speculation="fixed", acceptance=acceptance, recorder=recorder)
+    traits = drafter_traits(engine, drafter)
+    recorder = ConfidenceRecorder(traits.draft_len) if traits.has_confidence else None
+    session = Session(engine, tokenizer, speculation="fixed", acceptance=acceptance, drafter=drafter, recorder=recorder)
     run = EvaluationRun()
     for output in run_closed_loop(session, requests, batch_size=batch_size):
         if output.error is not None:

@@ -113,3 +113,23 @@ def test_eval_refuses_an_engine_without_drafter(
     build_engine(BuildConfig(str(toy_pair.target_dir), tmp_path / "plain", max_batch_size=1, max_seq_len=64))
     assert main(["eval", "--engine_dir", str(tmp_path / "plain"), "--prompts_file", prompts]) == 2
     assert "has no drafter; there is nothing to evaluate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("own_drafter", [True, False])
+def test_eval_of_a_lookup(
+    toy_pair: ToyPair,
+    toy_engine_dir: Path,
+    tmp_path: Path,
+    prompts: str,
+    capsys: pytest.CaptureFixture[str],
+    own_drafter: bool,
+) -> None:
+    engine = toy_engine_dir
+    if not own_drafter:
+        engine = tmp_path / "plain"
+        build_engine(BuildConfig(str(toy_pair.target_dir), engine, max_batch_size=2, max_seq_len=64))
+    flags = ["--temperatures", "0", "--drafter", "ngram", "--draft_len", "3", "--json"]
+    assert main(["eval", "--engine_dir", str(engine), "--prompts_file", prompts, *SHORT, *flags]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["drafter"] == "ngram"
+    assert [len(entry["conditional_acceptance"]) for entry in report["results"]] == [3, 3, 3]

@@ -241,7 +241,13 @@ def test_bench_table_names_every_mode(command: Command, tmp_path: Path) -> None:
     flags = ("--prompts_file", path, "--max_tokens", "8", "--batch_size", "4", "--repeats", "1")
     code, out, _ = command("bench", *flags)
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()[1:]] == ["off", "fixed:3", "fixed:7", "threshold:0.3"]
+    assert [line.split()[0] for line in out.splitlines()[1:]] == [
+        "off",
+        "fixed:3",
+        "fixed:7",
+        "threshold:0.3",
+        "adaptive",
+    ]
 
 
 @pytest.mark.parametrize(
