@@ -25,3 +25,8 @@ GPU_ARCHITECTURES: dict[str, tuple[str, ...]] = {
 """tensorrt: what the plugin library is compiled for; tensorrt_rtx: what its builder compiles for."""
 FP8_ARCHITECTURES: tuple[str, ...] = ("sm89", "sm90", "sm100", "sm120", "sm121")
 PROFILING_VERBOSITIES: tuple[str, ...] = ("layer_names_only", "detailed", "none")
+Acceptance = Literal["greedy", "rejection", "coupled"]
+Schedule = Literal["fixed", "threshold", "early_stop", "stale_topk"]
+ACCEPTANCES: tuple[str, ...] = get_args(Acceptance)
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
+"""Of a plugin engine's round; those of `graph.round_options`."""

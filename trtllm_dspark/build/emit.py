@@ -11,7 +11,9 @@ from trtllm_dspark.build.plan import BuildPlan
 from trtllm_dspark.build.report import StepClock
 from trtllm_dspark.checkpoint import TokenizerAssets
 from trtllm_dspark.graph import DrafterSource, WeightDtype, WrittenTarget, write_drafter, write_heads, write_target
-from trtllm_dspark.graph.lowering import ORT, Lowering
+from trtllm_dspark.graph.lowering import ORT, Lowering, TrtPluginLowering
+from trtllm_dspark.graph.round_graphs import RoundDrafter, write_draft, write_verify
+from trtllm_dspark.graph.round_options import RoundOptions
 
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
@@ -61,6 +63,52 @@ def emit_drafter(
             draft_token_ids=plan.draft_vocab,
             weight_dtype=graph_weight_dtype(plan.config, plan.config.draft_precision),
             lowering=lowering,
+            progress=advance,
+        )
+
+
+def emit_round(
+    plan: BuildPlan,
+    directory: Path,
+    clock: StepClock,
+    lowering: TrtPluginLowering,
+    draft_lowering: TrtPluginLowering,
+    options: RoundOptions,
+) -> None:
+    """Write the verify graph and, with a drafter, the draft graph of a plugin engine."""
+    model, config = plan.target.config, plan.drafter_config
+    weight_dtype = graph_weight_dtype(plan.config, plan.config.precision)
+    draft_dtype = graph_weight_dtype(plan.config, plan.config.draft_precision)
+    drafter = None
+    if plan.drafter is not None and config is not None:
+        drafter = RoundDrafter(
+            config, plan.drafter.arrays, draft_lowering, plan.limits.max_draft_len, draft_dtype, plan.draft_vocab
+        )
+    with clock.step("target", _MATRICES_PER_LAYER * model.num_layers + 1) as advance:
+        target = write_verify(
+            directory,
+            model,
+            plan.target.arrays,
+            max_seq_len=plan.limits.max_seq_len,
+            lowering=lowering,
+            options=options,
+            drafter=drafter,
+            weight_dtype=weight_dtype,
+            progress=advance,
+        )
+    if plan.drafter is None or config is None:
+        return
+    with clock.step("drafter", _MATRICES_PER_LAYER * config.backbone.num_layers + 1) as advance:
+        write_draft(
+            directory,
+            DrafterSource(config, plan.drafter.arrays, model, plan.target.arrays, target),
+            max_seq_len=plan.limits.max_seq_len,
+            max_draft_len=plan.limits.max_draft_len,
+            max_num_tokens=plan.limits.max_num_tokens,
+            lowering=draft_lowering,
+            options=options,
+            draft_token_ids=plan.draft_vocab,
+            weight_dtype=draft_dtype,
             progress=advance,
         )
 

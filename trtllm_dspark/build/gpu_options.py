@@ -7,21 +7,27 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_dspark.build._choices import (
+    ACCEPTANCES,
     DTYPES,
     GPU_ARCHITECTURES,
     GPU_BACKENDS,
     PROFILING_VERBOSITIES,
+    SCHEDULES,
+    Acceptance,
     Backend,
     Dtype,
+    Schedule,
 )
 from trtllm_dspark.build.gpus import find_gpu
 from trtllm_dspark.errors import ConfigError
 
 KV_FRACTION = 0.9
 _MAX_WORKERS = 64
+_MAX_CANDIDATES = 256
+_PLUGIN_ONLY = ("dspark_plugin_library", "acceptance", "schedule", "num_candidates")
 # What TensorRT-RTX's builder cannot do without a GPU, or at all: flag -> reason.
 _NOT_IN_RTX = {
-    "dspark_plugin_library": "TensorRT-RTX takes no plugins",
+    **dict.fromkeys(_PLUGIN_ONLY, "TensorRT-RTX takes no plugins"),
     "strip_plan": "its builder needs a GPU to strip a plan",
     "fast_build": "it times no kernels, there is nothing to shorten",
     "input_timing_cache": "it times no kernels, its timing cache is always empty",
@@ -43,6 +49,9 @@ class GpuOptions:
         kv_cache_free_gpu_mem_fraction: part of what all else leaves free that caches may take; 0.9 when None.
         dspark_plugin: `enable` compiles attention and the round's algorithms as plugins, `disable` as native layers.
         dspark_plugin_library: the plugin library, built with `trtllm-dspark build_plugins`.
+        acceptance: how a plugin engine accepts drafts; `rejection` when None.
+        schedule: how a plugin engine chooses verify lengths; `early_stop` when None.
+        num_candidates: restricts a plugin engine's drafts to so many largest base logits; all when None.
         strip_plan: leave weights out of the plans; the graphs stay in the directory for refitting.
         weight_streaming: plans whose weights may stay in host memory.
         fast_build: compile quicker, to slower kernels.
@@ -61,6 +70,9 @@ class GpuOptions:
     kv_cache_free_gpu_mem_fraction: float | None = None
     dspark_plugin: str | None = None
     dspark_plugin_library: Path | None = None
+    acceptance: Acceptance | None = None
+    schedule: Schedule | None = None
+    num_candidates: int | None = None
     strip_plan: bool = False
     weight_streaming: bool = False
     fast_build: bool = False
@@ -154,8 +166,15 @@ class GpuOptions:
             raise ConfigError(f"--input_timing_cache {self.input_timing_cache} is no file; leave it out at first")
 
     def _check_plugin(self, backend: Backend) -> None:
-        if self.dspark_plugin is not None:
-            require_choice("dspark_plugin", self.dspark_plugin, ("enable", "disable"))
+        for name, choices in (
+            ("dspark_plugin", ("enable", "disable")),
+            ("acceptance", ACCEPTANCES),
+            ("schedule", SCHEDULES),
+        ):
+            if getattr(self, name) is not None:
+                require_choice(name, getattr(self, name), choices)
+        if self.num_candidates is not None:
+            require_int("num_candidates", self.num_candidates, 1, _MAX_CANDIDATES)
         if backend != "tensorrt":
             return
         if self.uses_plugins(backend) and self.dspark_plugin_library is None:
@@ -163,8 +182,11 @@ class GpuOptions:
                 "--dspark_plugin enable needs --dspark_plugin_library FILE; make it with: trtllm-dspark build_plugins "
                 "--output_dir DIR, or use --dspark_plugin disable"
             )
-        if not self.uses_plugins(backend) and self.dspark_plugin_library is not None:
-            raise ConfigError("--dspark_plugin_library is for --dspark_plugin enable; leave one of them out")
+        if self.uses_plugins(backend):
+            return
+        for name in _PLUGIN_ONLY:
+            if getattr(self, name) is not None:
+                raise ConfigError(f"--{name} is for --dspark_plugin enable; leave one of them out")
 
     def uses_plugins(self, backend: Backend) -> bool:
         """Whether the graphs hold plugin nodes: TensorRT's do unless they are disabled."""

@@ -6,25 +6,27 @@ import multiprocessing
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 
 from trtllm_dspark.build.backends import TOOLKITS
-from trtllm_dspark.build.config import Precision
-from trtllm_dspark.build.emit import emit_drafter, emit_heads, emit_target
+from trtllm_dspark.build.emit import emit_drafter, emit_heads, emit_round, emit_target
 from trtllm_dspark.build.plan import BuildPlan
 from trtllm_dspark.build.plan_report import plan_report
 from trtllm_dspark.build.report import StepClock
 from trtllm_dspark.build.tensorrt import CompiledPlan, CompilerJob, CompilerOptions, Profile, cache_len, engine_profiles
 from trtllm_dspark.build.tensorrt.compiler import merge_timing_caches
 from trtllm_dspark.build.tensorrt.device import find_device
+from trtllm_dspark.build.tensorrt.memory import KV_SPLIT
 from trtllm_dspark.build.tensorrt.plugin_library import check_plugin_library
 from trtllm_dspark.engine_dir import GpuBuild, write_plan_report
 from trtllm_dspark.errors import ConfigError, DeviceError
 from trtllm_dspark.graph import BLOCK_GRAPH, CONTEXT_GRAPH, TARGET_GRAPH
-from trtllm_dspark.graph.lowering import TrtNativeLowering
+from trtllm_dspark.graph.lowering import TrtNativeLowering, TrtPluginLowering
+from trtllm_dspark.graph.round_graphs import DRAFTER_GRAPH
+from trtllm_dspark.graph.round_options import RoundOptions
 
 PROGRESS_STEPS = 10
 GRAPH_FOLDER = "graphs"
@@ -47,8 +49,10 @@ def plan_jobs(plan: BuildPlan) -> tuple[_Job, ...]:
     """Return what is compiled: every graph for every architecture."""
     profiles = engine_profiles(plan.limits, plan.config.gpu.opt_num_tokens)
     graphs = {TARGET_GRAPH: profiles}
-    if plan.drafter is not None:
-        # A block's only free extent is the number of requests.
+    # A block's only free extent is the number of requests.
+    if plan.drafter is not None and plan.uses_plugins:
+        graphs[DRAFTER_GRAPH] = profiles[:1]
+    elif plan.drafter is not None:
         graphs |= {CONTEXT_GRAPH: profiles, BLOCK_GRAPH: profiles[:1]}
     return tuple(
         _Job(Path(name).stem, architecture, wanted)
@@ -90,11 +94,11 @@ def compile_plans(plan: BuildPlan, directory: Path, clock: StepClock, plugin_con
     options = plan.config.gpu
     graphs = directory / GRAPH_FOLDER
     graphs.mkdir()
-    lowering = _lowering(plan, plan.config.precision)
-    draft_lowering = _lowering(plan, plan.config.draft_precision)
-    target = emit_target(plan, graphs, clock, lowering)
-    emit_drafter(plan, graphs, target, clock, draft_lowering)
-    emit_heads(plan, directory)
+    emitted = (
+        _emit_plugin_graphs(plan, graphs, clock) if plan.uses_plugins else _emit_native_graphs(plan, graphs, clock)
+    )
+    if not plan.uses_plugins:
+        emit_heads(plan, directory)
     cache = _read_timing_cache(plan)
     settings = CompilerOptions(
         plugin_library=options.dspark_plugin_library,
@@ -125,12 +129,43 @@ def compile_plans(plan: BuildPlan, directory: Path, clock: StepClock, plugin_con
         _write_timing_cache(options.output_timing_cache, merge_timing_caches(toolkit, caches))
     if not options.strip_plan:
         shutil.rmtree(graphs)
-    return GpuBuild(
-        lowering=lowering.name,
-        cache_len=lowering.cache_length,
+    return replace(
+        emitted,
         plugin_contract=plugin_contract,
         strip_plan=options.strip_plan,
         weight_streaming=options.weight_streaming,
+    )
+
+
+def _emit_native_graphs(plan: BuildPlan, graphs: Path, clock: StepClock) -> GpuBuild:
+    block = 0 if plan.drafter_config is None else plan.drafter_config.block_size
+    length = cache_len(plan.limits, block)
+    target = emit_target(plan, graphs, clock, TrtNativeLowering(length, plan.config.precision.dtype))
+    emit_drafter(plan, graphs, target, clock, TrtNativeLowering(length, plan.config.draft_precision.dtype))
+    return GpuBuild(TrtNativeLowering.name, length)
+
+
+def _emit_plugin_graphs(plan: BuildPlan, graphs: Path, clock: StepClock) -> GpuBuild:
+    block = 0 if plan.drafter_config is None else plan.drafter_config.block_size
+    length, slots = cache_len(plan.limits, block, plugins=True), plan.limits.max_batch_size
+    lowering = TrtPluginLowering(length, slots, plan.config.precision.dtype, KV_SPLIT)
+    draft_lowering = TrtPluginLowering(length, slots, plan.config.draft_precision.dtype, KV_SPLIT)
+    stored = plan.config.draft_precision
+    # Heads follow the drafter: narrow weights, narrow Markov factors.
+    given = plan.config.gpu
+    options = RoundOptions(
+        acceptance=given.acceptance or "rejection",
+        schedule=given.schedule or "early_stop",
+        num_candidates=given.num_candidates or 0,
+        int8_heads=stored.weight_dtype != stored.dtype,
+    )
+    emit_round(plan, graphs, clock, lowering, draft_lowering, options)
+    return GpuBuild(
+        lowering.name,
+        length,
+        acceptance=options.acceptance,
+        schedule=options.schedule,
+        num_candidates=options.num_candidates,
     )
 
 
@@ -158,11 +193,6 @@ def _run(jobs: Sequence[CompilerJob], steps: Sequence[str], clock: StepClock, wo
             threads.shutdown(wait=False, cancel_futures=True)
             processes.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _lowering(plan: BuildPlan, precision: Precision) -> TrtNativeLowering:
-    block = 0 if plan.drafter_config is None else plan.drafter_config.block_size
-    return TrtNativeLowering(cache_len(plan.limits, block), precision.dtype)
 
 
 def _read_timing_cache(plan: BuildPlan) -> bytes | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trtllm_dspark.build._choices import DTYPES, GPU_ARCHITECTURES, PROFILING_VERBOSITIES
+from trtllm_dspark.build._choices import ACCEPTANCES, DTYPES, GPU_ARCHITECTURES, PROFILING_VERBOSITIES, SCHEDULES
 from trtllm_dspark.build.gpu_options import KV_FRACTION, GpuOptions
 
 
@@ -20,6 +20,16 @@ def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
     )
     builder.add_argument(
         "--dspark_plugin_library", type=Path, metavar="FILE", help="plugin library, made by trtllm-dspark build_plugins"
+    )
+    builder.add_argument("--acceptance", choices=ACCEPTANCES, help="how plugins accept drafts; rejection when left out")
+    builder.add_argument(
+        "--schedule", choices=SCHEDULES, help="how plugins choose verify lengths; early_stop when left out"
+    )
+    builder.add_argument(
+        "--num_candidates",
+        type=int,
+        metavar="N",
+        help="restrict the plugins' drafts to the N largest base logits; all when left out",
     )
     builder.add_argument(
         "--opt_num_tokens",
@@ -69,6 +79,9 @@ def gpu_options(args: argparse.Namespace) -> GpuOptions:
         kv_cache_free_gpu_mem_fraction=args.kv_cache_free_gpu_mem_fraction,
         dspark_plugin=args.dspark_plugin,
         dspark_plugin_library=args.dspark_plugin_library,
+        acceptance=args.acceptance,
+        schedule=args.schedule,
+        num_candidates=args.num_candidates,
         strip_plan=args.strip_plan,
         weight_streaming=args.weight_streaming,
         fast_build=args.fast_build,

@@ -63,6 +63,10 @@ class Fields:
             raise EngineError(f"{self.where}: field '{name}' must be a list of numbers; make the file again")
         return tuple(float(value) for value in values)
 
+    def optional_string(self, name: str) -> str | None:
+        """Read a string or null."""
+        return None if self.is_null(name) else self.string(name)
+
     def optional_integer(self, name: str) -> int | None:
         """Read an integer or null."""
         return None if self.is_null(name) else self.integer(name)

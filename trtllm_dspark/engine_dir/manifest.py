@@ -63,6 +63,7 @@ class GpuBuild:
         plugin_contract: hash of the contract of the plugin library they need; None without plugins.
         strip_plan: the plans hold no weights and are refitted from the graphs in `graphs/`.
         weight_streaming: weights may stay in host memory.
+        acceptance, schedule, num_candidates: what the round of a plugin engine is compiled for; None without plugins.
     """
 
     lowering: str
@@ -70,6 +71,9 @@ class GpuBuild:
     plugin_contract: str | None = None
     strip_plan: bool = False
     weight_streaming: bool = False
+    acceptance: str | None = None
+    schedule: str | None = None
+    num_candidates: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +176,18 @@ def _gpu_build(fields: Fields) -> GpuBuild:
     return GpuBuild(
         lowering=fields.one_of("lowering", ("trt_native", "trt_plugin")),
         cache_len=fields.integer("cache_len"),
-        plugin_contract=None if fields.is_null("plugin_contract") else fields.string("plugin_contract"),
+        plugin_contract=fields.optional_string("plugin_contract"),
         strip_plan=fields.boolean("strip_plan"),
         weight_streaming=fields.boolean("weight_streaming"),
+        acceptance=fields.optional_string("acceptance"),
+        schedule=fields.optional_string("schedule"),
+        num_candidates=fields.optional_integer("num_candidates"),
     )
 
 
 def _model_entry(fields: Fields) -> ModelEntry:
-    dtype = None if fields.is_null("dtype") else fields.string("dtype")
-    return ModelEntry(fields.string("weight_dtype"), _file_entries(fields, "checkpoint_files"), dtype)
+    files = _file_entries(fields, "checkpoint_files")
+    return ModelEntry(fields.string("weight_dtype"), files, fields.optional_string("dtype"))
 
 
 def _file_entries(fields: Fields, name: str) -> tuple[FileEntry, ...]:
