@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trtllm_dspark.cli._trial import add_trial_arguments, trial_options
 from trtllm_dspark.errors import UsageError
 
 
@@ -40,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--drain_timeout", type=int, default=30, help="seconds SIGTERM waits for requests in flight")
     add("--engine_start_timeout", type=float, default=600.0, help="seconds the engine may take to load")
     add("--hang_timeout", type=float, default=60.0, help="seconds one round may take before the engine is replaced")
+    add_trial_arguments(parser, required=False)
     add(
         "--triton_flag",
         action="append",
@@ -57,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if args.drain_timeout < 0 or not (args.hang_timeout > 0 and args.engine_start_timeout > 0):  # NaN is not
         raise UsageError("--drain_timeout must not be negative, --hang_timeout and --engine_start_timeout positive")
     open_engine_dir(args.engine_dir)
+    if args.candidate_engine_dir is not None:
+        open_engine_dir(args.candidate_engine_dir, verify_hashes=False)
     address = ServerAddress(args.host, args.http_port, args.grpc_port, args.metrics_port)
     options = ServeOptions(
         address=address,
@@ -77,15 +83,22 @@ def run(args: argparse.Namespace) -> int:
             flush=True,
         )
 
-    return Launcher(options, lambda socket: _engine_command(args, socket), on_ready=announce).run()
+    return Launcher(options, functools.partial(_engine_command, args), on_ready=announce).run()
 
 
-def _engine_command(args: argparse.Namespace, socket: str) -> Sequence[str]:
+def _engine_command(args: argparse.Namespace, socket: str, engine_dir: str) -> Sequence[str]:
+    candidate = []
+    if not engine_dir and args.candidate_engine_dir is not None:
+        candidate = [
+            f"--candidate_engine_dir={args.candidate_engine_dir}",
+            f"--candidate_trial={json.dumps(trial_options(args))}",
+        ]
     return [
         sys.executable,
         "-m",
         "trtllm_dspark.engine_process",
-        f"--engine_dir={args.engine_dir}",
+        f"--engine_dir={engine_dir or args.engine_dir}",
+        *candidate,
         f"--socket={socket}",
         f"--speculation={args.speculation}",
         f"--acceptance={args.acceptance}",

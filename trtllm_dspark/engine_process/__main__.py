@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trtllm_dspark.engine_process.lanes import Lane
+from trtllm_dspark.engine_process.opening import SessionOptions, make_lane, open_candidate, open_session
 from trtllm_dspark.engine_process.requests import RequestLimits
-from trtllm_dspark.engine_process.runner import ProcessOptions, serve_session
-from trtllm_dspark.engine_process.session_request import make_session_request
+from trtllm_dspark.engine_process.runner import ProcessOptions, serve_lane
+from trtllm_dspark.engine_process.swap import TrialOptions
 from trtllm_dspark.errors import DsparkError, EngineError, UsageError
-from trtllm_dspark.runtime.session import Session
 
 BYTES_PER_TOKEN = 64
 """Default prompt limit in bytes per token of max_seq_len: above every tokenizer's longest tokens in real text."""
@@ -32,6 +34,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max_queue_size", type=int, default=256)
     parser.add_argument("--max_prompt_bytes", type=int, default=0, help="0 = 64 bytes for each token of max_seq_len")
     parser.add_argument("--model_name", default="", help="name clients see; default: the engine directory's name")
+    parser.add_argument("--candidate_engine_dir", default="", help="engine whose drafter is tried from the start")
+    parser.add_argument("--candidate_trial", default="{}", help="JSON of engine_process.swap.TrialOptions")
     parser.add_argument("--parent_pid", type=int, help="end when this parent is gone")
     parser.add_argument("--log_level", default="warning", choices=("debug", "info", "warning", "error"))
     return parser.parse_args(argv)
@@ -52,38 +56,41 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(args: argparse.Namespace) -> None:
     if args.num_threads < 1 or args.max_queue_size < 0 or args.max_prompt_bytes < 0:
         raise UsageError("--num_threads must be at least 1, --max_queue_size and --max_prompt_bytes at least 0")
-    session = Session.open(
-        args.engine_dir, num_threads=args.num_threads, speculation=args.speculation, acceptance=args.acceptance
-    )
     try:
-        tokenizer = session.tokenizer
-        if tokenizer is None:
-            raise EngineError(f"{args.engine_dir} has no tokenizer; build it again from a checkpoint that has one")
-        engine = session.limits
-        limits = RequestLimits(
-            max_seq_len=engine.max_seq_len,
-            vocab_size=engine.vocab_size,
-            max_draft_len=engine.max_draft_len,
-            max_prompt_bytes=args.max_prompt_bytes or BYTES_PER_TOKEN * engine.max_seq_len,
-        )
-        options = ProcessOptions(
-            socket_path=args.socket,
-            num_slots=engine.max_batch_size,
-            max_queue_size=args.max_queue_size,
-            parent_pid=args.parent_pid,
-        )
-        info = {
-            "name": args.model_name or args.engine_dir.resolve().name,
-            "speculation": str(session.speculation),
-            "max_batch_size": engine.max_batch_size,
-            "max_seq_len": engine.max_seq_len,
-            "max_draft_len": engine.max_draft_len,
-            "vocab_size": engine.vocab_size,
-            "has_chat_template": tokenizer.has_chat_template,
-        }
-        serve_session(session, make_session_request, tokenizer, limits, options, info)
-    finally:
-        session.close()
+        trial = TrialOptions(**json.loads(args.candidate_trial))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"--candidate_trial is not JSON of trial options ({error})") from error
+    trial.check()
+    options = SessionOptions(args.num_threads, args.speculation, args.acceptance)
+    session = open_session(args.engine_dir, options)
+    tokenizer, engine = session.tokenizer, session.limits
+    if tokenizer is None:
+        raise EngineError(f"{args.engine_dir} has no tokenizer; build it again from a checkpoint that has one")
+    limits = RequestLimits(
+        max_seq_len=engine.max_seq_len,
+        vocab_size=engine.vocab_size,
+        max_draft_len=engine.max_draft_len,
+        max_prompt_bytes=args.max_prompt_bytes or BYTES_PER_TOKEN * engine.max_seq_len,
+    )
+    process = ProcessOptions(
+        socket_path=args.socket,
+        max_queue_size=args.max_queue_size,
+        parent_pid=args.parent_pid,
+        candidate_engine_dir=args.candidate_engine_dir,
+        trial=trial,
+    )
+    info = {
+        "name": args.model_name or args.engine_dir.resolve().name,
+        "speculation": str(session.speculation),
+        "max_seq_len": engine.max_seq_len,
+        "vocab_size": engine.vocab_size,
+        "has_chat_template": tokenizer.has_chat_template,
+    }
+
+    def open_beside(serving: str, candidate: str) -> Lane:
+        return open_candidate(serving, candidate, options)
+
+    serve_lane(make_lane(session, args.engine_dir), open_beside, tokenizer, limits, process, info)
 
 
 if __name__ == "__main__":

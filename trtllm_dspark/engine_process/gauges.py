@@ -16,12 +16,12 @@ class Gauges:
 
     Args:
         metrics: where they live.
-        num_slots: requests that run at once.
+        num_slots: requests that run at once; may change.
     """
 
     def __init__(self, metrics: EngineMetrics, num_slots: int) -> None:
         self._metrics = metrics
-        self._num_slots = num_slots
+        self.num_slots = num_slots
         self._last: tuple[float, int, int] = (0.0, -1, -1)
 
     def update(self, *, waiting: int, running: Sequence[Stream], rounds: int) -> None:
@@ -30,7 +30,7 @@ class Gauges:
         if now - self._last[0] < _PERIOD_S and self._last[1:] == (waiting, len(running)):
             return
         self._last = (now, waiting, len(running))
-        used, free = len(running), self._num_slots - len(running)
+        used, free = len(running), self.num_slots - len(running)
         metrics = self._metrics
         metrics.set("dspark_requests_waiting", waiting)
         metrics.set("dspark_requests_running", used)
@@ -38,11 +38,11 @@ class Gauges:
         metrics.set("dspark_slots", free, state="free")
         metrics.set("dspark_kv_tokens", sum(_tokens(stream) for stream in running), state="used")
         prefilling = [stream for stream in running if stream.first_token_at is None]
-        self._label("nv_trt_llm_request_metrics", "request_type", active=waiting + used, max=self._num_slots,
+        self._label("nv_trt_llm_request_metrics", "request_type", active=waiting + used, max=self.num_slots,
                     scheduled=used, waiting=waiting, context=len(prefilling))  # fmt: skip
         # The cache is one contiguous slot a request: a slot is what those dashboards call a block.
-        self._label("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type", max=self._num_slots, used=used,
-                    free=free, fraction=used / self._num_slots)  # fmt: skip
+        self._label("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type", max=self.num_slots, used=used,
+                    free=free, fraction=used / self.num_slots)  # fmt: skip
         self._label(
             "nv_trt_llm_inflight_batcher_metrics",
             "inflight_batcher_specific_metric",

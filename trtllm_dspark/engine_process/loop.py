@@ -8,81 +8,58 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from trtllm_dspark.engine_process.gauges import Gauges
+from trtllm_dspark.engine_process.lanes import Lane, LaneSet
 from trtllm_dspark.engine_process.metrics import EngineMetrics
 from trtllm_dspark.engine_process.publisher import Publisher
 from trtllm_dspark.engine_process.queue import RequestQueue
-from trtllm_dspark.engine_process.requests import GenerationRequest
 from trtllm_dspark.engine_process.streams import Stream, StreamState
 from trtllm_dspark.errors import DeviceError, RequestError
+
+if TYPE_CHECKING:
+    from trtllm_dspark.engine_process.swap import DrafterSwap
 
 logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.5
 
 
-class SessionLike(Protocol):
-    """The part of `runtime.Session` the loop uses."""
-
-    def add(self, request: Any) -> None:
-        """Admit one request."""
-        ...
-
-    def cancel(self, request_id: str) -> Any:
-        """Free the request's slot."""
-        ...
-
-    def step(self) -> Sequence[Any]:
-        """Run one round and return one output a request."""
-        ...
-
-    def has_unfinished(self) -> bool:
-        """Whether a step would do anything."""
-        ...
-
-    @property
-    def failure(self) -> DeviceError | None:
-        """Why the session takes no more requests."""
-        ...
-
-
 class EngineLoop:
     """Run a session for many clients.
 
     Args:
-        session: what generates; only the thread that calls `run` touches it.
-        make_request: (session id, validated request) -> the session's own request type.
-        num_slots: requests the session runs at once; the rest waits here, in priority order.
+        lane: the session that generates at first; what finds no slot waits here, in priority order.
         queue: the waiting room.
         metrics: where everything is counted.
         token_text: text of one token, for requests that want it.
+
+    Attributes:
+        lanes: the sessions; a drafter swap puts a second one beside the first.
+        swap: told of finished requests and polled between rounds, where there is one.
     """
 
     def __init__(
         self,
-        session: SessionLike,
-        make_request: Callable[[str, GenerationRequest], Any],
+        lane: Lane,
         *,
-        num_slots: int,
         queue: RequestQueue,
         metrics: EngineMetrics,
         token_text: Callable[[int], str] = str,
     ) -> None:
-        self._session = session
-        self._make_request = make_request
-        self._num_slots = num_slots
+        self.lanes = LaneSet(lane)
+        self.swap: DrafterSwap | None = None
         self._queue = queue
         self._metrics = metrics
-        self._gauges = Gauges(metrics, num_slots)
+        self._gauges = Gauges(metrics, lane.num_slots)
         self._publisher = Publisher(metrics, token_text)
-        self._running: dict[str, Stream] = {}
         self._deadlines: list[tuple[float, int, Stream]] = []
         self._sequence = itertools.count()
         self._inbox: deque[tuple[str, Stream]] = deque()
         self._wake = threading.Condition()
+        self._woken = False
         self._stopping = False
         self.rounds = 0
         self.last_progress = time.monotonic()
@@ -105,6 +82,12 @@ class EngineLoop:
         """
         self._stopping = True
 
+    def wake(self) -> None:
+        """Make an idle loop look around."""
+        with self._wake:
+            self._woken = True
+            self._wake.notify()
+
     @property
     def num_waiting(self) -> int:
         """Requests in the queue."""
@@ -113,7 +96,7 @@ class EngineLoop:
     @property
     def num_running(self) -> int:
         """Requests in the session."""
-        return len(self._running)
+        return self.lanes.num_running
 
     # The loop's own thread.
 
@@ -123,9 +106,13 @@ class EngineLoop:
             while True:
                 self._take_inbox()
                 self._expire(time.monotonic())
+                if self.swap is not None:
+                    self.swap.poll()
                 self._admit()
-                if self._running or self._session.has_unfinished():
-                    self._round()
+                busy = [lane for lane in self.lanes if lane.busy]
+                if busy:
+                    for lane in busy:
+                        self._round(lane)
                 elif self._stopping and not self._inbox and not len(self._queue):
                     return
                 else:
@@ -142,11 +129,12 @@ class EngineLoop:
 
     def _sleep(self) -> None:
         with self._wake:
-            if not self._inbox and not self._stopping:
+            if not self._inbox and not self._stopping and not self._woken:
                 timeout = _IDLE_WAIT_S
                 if self._deadlines:
                     timeout = min(timeout, max(0.0, self._deadlines[0][0] - time.monotonic()))
                 self._wake.wait(timeout)
+            self._woken = False
         self.last_progress = time.monotonic()
 
     def _take_inbox(self) -> None:
@@ -164,7 +152,7 @@ class EngineLoop:
         try:
             if self._stopping:
                 raise RequestError("the server is shutting down; send the request elsewhere", code="shutting_down")
-            self._queue.push(stream, priority=request.priority, num_free=self._num_slots - len(self._running))
+            self._queue.push(stream, priority=request.priority, num_free=self.lanes.num_free)
         except RequestError as error:
             self._metrics.add("dspark_requests_rejected", reason=error.code)
             stream.fail(error.code, str(error))
@@ -175,7 +163,7 @@ class EngineLoop:
 
     def _forget_deadlines(self) -> None:
         """Drop finished requests when they are most of the heap: a deadline may be weeks away."""
-        if len(self._deadlines) > 64 + 2 * (len(self._queue) + len(self._running)):
+        if len(self._deadlines) > 64 + 2 * (len(self._queue) + self.lanes.num_running):
             self._deadlines = [entry for entry in self._deadlines if entry[2].state is not StreamState.DONE]
             heapq.heapify(self._deadlines)
 
@@ -186,26 +174,26 @@ class EngineLoop:
                 self._end(stream, "deadline")
 
     def _admit(self) -> None:
-        while len(self._running) < self._num_slots:
+        while (lane := self.lanes.choose()) is not None:
             stream = self._queue.pop()
             if stream is None or stream.request is None:
                 return
             try:
-                self._session.add(self._make_request(stream.session_id, stream.request))
+                lane.session.add(lane.make_request(stream.session_id, stream.request))
             except RequestError as error:
                 self._metrics.add("dspark_requests_rejected", reason=error.code)
                 stream.fail(error.code, str(error))
                 continue
             stream.state = StreamState.RUNNING
             stream.scheduled_at = time.monotonic()
-            self._running[stream.session_id] = stream
+            lane.running[stream.session_id] = stream
             self._metrics.observe("dspark_queue_seconds", stream.scheduled_at - stream.arrival)
             self._metrics.add("dspark_input_tokens", len(stream.request.prompt_token_ids))
             self._metrics.observe("nv_llm_input_token_len", len(stream.request.prompt_token_ids))
 
-    def _round(self) -> None:
+    def _round(self, lane: Lane) -> None:
         started = time.monotonic()
-        outputs = self._session.step()
+        outputs = lane.session.step()
         now = time.monotonic()
         self.last_progress = now
         self.rounds += 1
@@ -213,16 +201,31 @@ class EngineLoop:
         self._metrics.observe("dspark_round_seconds", now - started)
         pairs = []
         for output in outputs:
-            stream = self._running.get(output.request_id)
+            stream = lane.running.get(output.request_id)
             if stream is None:
                 continue
             if output.finished:
-                del self._running[output.request_id]
+                del lane.running[output.request_id]
+            if output.finish_reason == "error" and self._start_elsewhere(lane, stream):
+                continue
             pairs.append((stream, output))
         self._publisher.publish(pairs, now)
+        if self.swap is not None:
+            for _, output in pairs:
+                if output.finish_reason in ("stop", "length"):
+                    self.swap.finished(lane, output.stats.acceptance)
         self._update_gauges()
-        if self._session.failure is not None:
-            raise DeviceError(f"the engine failed: {self._session.failure}")
+        if lane.session.failure is not None:
+            if lane is self.lanes.serving or self.swap is None:
+                raise DeviceError(f"the engine failed: {lane.session.failure}")
+            self.swap.lane_failed(lane)
+
+    def _start_elsewhere(self, lane: Lane, stream: Stream) -> bool:
+        """Put a request of a failed candidate that has answered nothing back into the queue; return whether it was."""
+        if lane is self.lanes.serving or lane.session.failure is None or stream.num_output_tokens or not stream.request:
+            return False
+        self._queue.push(stream, priority=stream.request.priority, num_free=self.lanes.num_slots)
+        return True
 
     def _end(self, stream: Stream, reason: str) -> None:
         """Take a request out wherever it is and tell its client why."""
@@ -231,22 +234,26 @@ class EngineLoop:
         if stream.state is StreamState.WAITING:
             self._queue.discard(stream)
         elif stream.state is StreamState.RUNNING:
-            del self._running[stream.session_id]
-            self._session.cancel(stream.session_id)
+            lane = self.lanes.lane_of(stream)
+            del lane.running[stream.session_id]
+            lane.session.cancel(stream.session_id)
         self._publisher.end(stream, reason)
 
     def _fail_everything(self) -> None:
         logger.error("the engine failed; every open request gets an error")
+        streams = list(self.lanes.running())
         while (stream := self._queue.pop()) is not None:
-            self._running[stream.session_id] = stream
+            streams.append(stream)
         while self._inbox:
             kind, stream = self._inbox.popleft()
             if kind == "add":
-                self._running[stream.session_id] = stream
-        for stream in self._running.values():
+                streams.append(stream)
+        for stream in streams:
             self._metrics.add("dspark_requests_failed", reason="engine_failure")
             stream.fail("engine_failure", "the engine failed while running this request; retry it")
-        self._running.clear()
+        for lane in self.lanes:
+            lane.running.clear()
 
     def _update_gauges(self) -> None:
-        self._gauges.update(waiting=len(self._queue), running=tuple(self._running.values()), rounds=self.rounds)
+        self._gauges.num_slots = self.lanes.num_slots
+        self._gauges.update(waiting=len(self._queue), running=self.lanes.running(), rounds=self.rounds)

@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trtllm_dspark.engine_process.connections import Connection
@@ -16,7 +17,8 @@ from trtllm_dspark.engine_process.loop import EngineLoop
 from trtllm_dspark.engine_process.metrics import EngineMetrics
 from trtllm_dspark.engine_process.requests import PromptEncoder, RequestLimits, parse_request
 from trtllm_dspark.engine_process.streams import Stream, StreamState
-from trtllm_dspark.errors import RequestError
+from trtllm_dspark.engine_process.swap import DrafterSwap, TrialOptions
+from trtllm_dspark.errors import RequestError, UsageError
 from trtllm_dspark.serving.framing import PROTOCOL_VERSION, Message
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,9 @@ class EngineService:
         limits: what a request may ask for.
         metrics: counters.
         info: facts about the engine for the hello, for example its model name.
+
+    Attributes:
+        swap: what exchanges the drafter on request, where the process can.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class EngineService:
         self._limits = limits
         self._metrics = metrics
         self._info = dict(info)
+        self.swap: DrafterSwap | None = None
         self._streams: dict[tuple[int, int], Stream] = {}
         self._by_request_id: dict[str, list[Stream]] = {}
         self._clients: dict[int, Connection] = {}
@@ -57,6 +63,11 @@ class EngineService:
         self._started = time.time()
         self._sweep_at = 0
         threading.Thread(target=self._run_intake, name="engine-intake", daemon=True).start()
+
+    def serves(self, *, max_batch_size: int, max_draft_len: int) -> None:
+        """Take over what another serving engine changes."""
+        self._info = {**self._info, "max_batch_size": max_batch_size, "max_draft_len": max_draft_len}
+        self._limits = replace(self._limits, max_draft_len=max_draft_len)
 
     # connections.Handler, on the I/O thread
 
@@ -94,6 +105,8 @@ class EngineService:
             connection.send({"type": "metrics", "started": self._started, "series": self._metrics.snapshot()})
         elif kind == "status":
             connection.send(self.status())
+        elif kind in ("swap", "swap_abort", "swap_status"):
+            connection.send(self._swap(kind, message))
         else:
             connection.send(
                 {"type": "error", "id": message.get("id"), "code": "unknown_type", "message": "unknown type"}
@@ -117,11 +130,25 @@ class EngineService:
             "running": self._loop.num_running,
             "rounds": self._loop.rounds,
             "progress_age_s": now - self._loop.last_progress,
+            "engine_dir": self._loop.lanes.serving.engine_dir,
             "clients": [
                 {"role": c.role, "name": c.name, "pid": c.pid, "silent_s": now - c.last_heard}
                 for c in list(self._clients.values())
             ],
         }
+
+    def _swap(self, kind: str, message: Message) -> Message:
+        """Start or end the trial of another drafter and say how it stands."""
+        if self.swap is None:
+            return {"type": "swap", "error": "this engine process cannot exchange its drafter"}
+        try:
+            if kind == "swap":
+                self.swap.start(str(message.get("engine_dir", "")), TrialOptions(**message.get("options", {})))
+            elif kind == "swap_abort":
+                self.swap.abort()
+        except (UsageError, TypeError) as error:
+            return {"type": "swap", "error": str(error)}
+        return {"type": "swap", **self.swap.status()}
 
     # requests
 

@@ -7,12 +7,20 @@ from trtllm_dspark.runtime.request import Request
 from trtllm_dspark.runtime.sampling_params import SamplingParams
 
 
-def make_session_request(session_id: str, request: GenerationRequest) -> Request:
+def make_session_request(session_id: str, request: GenerationRequest, *, max_draft_len: int | None = None) -> Request:
     """Return what `Session.add` takes.
+
+    Args:
+        session_id: the request's name in the session.
+        request: the request.
+        max_draft_len: gamma of the session's engine, where it may be smaller than what the request was checked against.
 
     Raises:
         RequestError: the session's own limits refuse a value.
     """
+    wanted = request.max_draft_len
+    if wanted is not None and max_draft_len is not None:
+        wanted = min(wanted, max_draft_len)
     params = SamplingParams(
         temperature=request.temperature,
         top_k=request.top_k,
@@ -23,8 +31,8 @@ def make_session_request(session_id: str, request: GenerationRequest) -> Request
         stop=request.stop,
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
-        speculation=request.max_draft_len != 0,
-        max_draft_len=request.max_draft_len or None,
+        speculation=wanted != 0,
+        max_draft_len=wanted or None,
         logprobs=request.logprobs,
     )
     return Request(request_id=session_id, prompt_token_ids=request.prompt_token_ids, params=params)

@@ -6,7 +6,7 @@ import logging
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trtllm_dspark.errors import DeviceError
@@ -27,7 +27,8 @@ class EngineWatch:
     """One engine process and its successors.
 
     Args:
-        command: argv of the engine process.
+        command: engine directory -> argv of the engine process; "" stands for the one the user named, with the
+            candidate the user named for it.
         socket_path: the socket it listens on.
         hang_timeout_s: a round that takes longer counts as a hang and the process is replaced.
         start_timeout_s: a process that loads for longer is replaced.
@@ -38,9 +39,15 @@ class EngineWatch:
     """
 
     def __init__(
-        self, command: Sequence[str], socket_path: str, *, hang_timeout_s: float, start_timeout_s: float
+        self,
+        command: Callable[[str], Sequence[str]],
+        socket_path: str,
+        *,
+        hang_timeout_s: float,
+        start_timeout_s: float,
     ) -> None:
-        self._command = list(command)
+        self._command = command
+        self._engine_dir = ""
         self._hang_timeout_s = hang_timeout_s
         self._client = EngineClient(socket_path, name="launcher", role="launcher", on_reply=self._receive)
         self._process: subprocess.Popen[bytes] | None = None
@@ -124,7 +131,7 @@ class EngineWatch:
     def _launch(self) -> None:
         self._was_ready = False
         self._started_at = time.monotonic()
-        self._process = spawn(self._command)
+        self._process = spawn(list(self._command(self._engine_dir)))
 
     def _on_exit(self, code: int, now: float) -> None:
         self._failed_starts = 0 if self._was_ready else self._failed_starts + 1
@@ -165,4 +172,6 @@ class EngineWatch:
         if message.get("type") == "status":
             with self._lock:
                 self._status = message
+                # What serves now serves after a restart too; a candidate that ended the process is not tried again.
+                self._engine_dir = str(message.get("engine_dir", "")) or self._engine_dir
                 self._status_at = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
@@ -77,14 +78,14 @@ class Launcher:
 
     Args:
         options: see `ServeOptions`.
-        engine_command: socket path -> argv of the engine process.
+        engine_command: (socket path, engine directory) -> argv of the engine process; the directory is "" at first.
         on_ready: called once when the server is ready.
     """
 
     def __init__(
         self,
         options: ServeOptions,
-        engine_command: Callable[[str], Sequence[str]],
+        engine_command: Callable[[str, str], Sequence[str]],
         *,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
@@ -154,7 +155,7 @@ class Launcher:
             },
         )
         engine = EngineWatch(
-            self._engine_command(socket_path),
+            functools.partial(self._engine_command, socket_path),
             socket_path,
             hang_timeout_s=options.hang_timeout_s,
             start_timeout_s=options.engine_start_timeout_s,

@@ -43,6 +43,8 @@ _TOKENS = (10.0, 50.0, 100.0, 500.0, 1000.0)
 _REJECTED = ("queue_full", "shutting_down", "out_of_range", "prompt_too_long", "unsupported_feature")
 _CANCELLED = ("client", "deadline", "disconnected", "stop_request")
 _FAILED = ("engine_failure", "request_failure")
+_SWAP_STATES = ("idle", "loading", "trial", "draining")
+_SWAP_OUTCOMES = ("promoted", "rolled_back", "failed", "aborted")
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 FAMILIES: tuple[Family, ...] = (
@@ -73,6 +75,12 @@ FAMILIES: tuple[Family, ...] = (
     Family("dspark_verify_rounds", _C, "Verify rounds of finished requests"),
     Family("dspark_verify_emitted_tokens", _C, "Tokens emitted by verify rounds of finished requests, bonus included"),
     Family("dspark_accepted_len", _G, "Tokens per verify round over the last finished requests"),
+    # A drafter swap: what it does, and accepted lengths of the two arms of its trial.
+    Family("dspark_swap_state", _G, "1 for the state a drafter swap is in", ("state",), values=_SWAP_STATES),
+    Family("dspark_swaps", _C, "Drafter swaps by outcome", ("outcome",), values=_SWAP_OUTCOMES),
+    Family("dspark_swap_requests", _C, "Finished requests of trials", ("arm",), values=("incumbent", "candidate")),
+    Family("dspark_swap_accepted_len", _G, "Tokens per verify round of a trial's arm", ("arm",)),
+    Family("dspark_swap_difference", _G, "Interval of the candidate's accepted length less the other's", ("bound",)),
     # Names that dashboards of the removed inflight_batcher_llm repository read; all gauges there.
     Family("nv_trt_llm_request_metrics", _G, "TRT LLM request metrics", ("request_type",)),
     Family("nv_trt_llm_kv_cache_block_metrics", _G, "TRT LLM KV cache block metrics", ("kv_cache_block_type",)),

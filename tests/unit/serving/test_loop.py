@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helpers.fake_engine import FakeEngine, greedy
 
+from trtllm_dspark.engine_process.lanes import Lane
 from trtllm_dspark.engine_process.loop import EngineLoop
 from trtllm_dspark.engine_process.metrics import EngineMetrics
 from trtllm_dspark.engine_process.queue import RequestQueue
@@ -28,9 +29,8 @@ class Bench:
         self.metrics = EngineMetrics()
         self.queue = RequestQueue(max_waiting=max_waiting)
         slots = self.engine.max_batch_size
-        self.loop = EngineLoop(
-            self.session, make_session_request, num_slots=slots, queue=self.queue, metrics=self.metrics
-        )
+        lane = Lane(self.session, make_session_request, slots)
+        self.loop = EngineLoop(lane, queue=self.queue, metrics=self.metrics)
         self.frames: list[dict[str, Any]] = []
         self._count = 0
 
@@ -62,8 +62,9 @@ class Bench:
         self.loop._take_inbox()
         self.loop._expire(time.monotonic())
         self.loop._admit()
-        if self.session.has_unfinished():
-            self.loop._round()
+        for lane in self.loop.lanes:
+            if lane.busy:
+                self.loop._round(lane)
         return self.items()
 
     def items(self) -> list[dict[str, Any]]:

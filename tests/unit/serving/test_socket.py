@@ -16,6 +16,7 @@ import pytest
 from helpers.fake_engine import FakeEngine, greedy
 
 from trtllm_dspark.engine_process.connections import ConnectionServer
+from trtllm_dspark.engine_process.lanes import Lane
 from trtllm_dspark.engine_process.loop import EngineLoop
 from trtllm_dspark.engine_process.metrics import EngineMetrics
 from trtllm_dspark.engine_process.queue import RequestQueue
@@ -41,9 +42,8 @@ class Process:
     def __init__(self, path: str) -> None:
         session = Session(FakeEngine(max_seq_len=2000), None, speculation="fixed")
         metrics = EngineMetrics()
-        self.loop = EngineLoop(
-            session, make_session_request, num_slots=4, queue=RequestQueue(max_waiting=8), metrics=metrics
-        )
+        lane = Lane(session, make_session_request, 4)
+        self.loop = EngineLoop(lane, queue=RequestQueue(max_waiting=8), metrics=metrics)
         limits = RequestLimits(max_seq_len=2000, vocab_size=64, max_draft_len=4, max_prompt_bytes=1000)
         self.service = EngineService(self.loop, NoTokenizer(), limits, metrics, {"name": "fake"})
         self.server = ConnectionServer(path, self.service)

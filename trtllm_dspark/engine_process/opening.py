@@ -1,0 +1,96 @@
+"""From an engine directory to a lane, and whether two engines may serve the same requests."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trtllm_dspark.engine_dir import Manifest, open_engine_dir
+from trtllm_dspark.engine_process.lanes import Lane
+from trtllm_dspark.engine_process.session_request import make_session_request
+from trtllm_dspark.errors import EngineMismatch
+from trtllm_dspark.runtime.session import Session
+
+_TEXT_FILES = ("tokenizer.json", "chat_template.jinja", "generation_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How sessions of this process are opened."""
+
+    num_threads: int
+    speculation: str
+    acceptance: Literal["rejection", "coupled"]
+
+
+def open_session(engine_dir: str | Path, options: SessionOptions) -> Session:
+    """Load an engine directory.
+
+    Raises:
+        DsparkError: it cannot be used.
+    """
+    return Session.open(
+        engine_dir, num_threads=options.num_threads, speculation=options.speculation, acceptance=options.acceptance
+    )
+
+
+def make_lane(session: Session, engine_dir: str | Path) -> Lane:
+    """Return the lane of a session that was opened from `engine_dir`."""
+    limits = session.limits
+    return Lane(
+        session,
+        functools.partial(make_session_request, max_draft_len=limits.max_draft_len),
+        limits.max_batch_size,
+        engine_dir=str(Path(engine_dir).resolve()),
+        max_draft_len=limits.max_draft_len,
+    )
+
+
+def open_candidate(serving_dir: str, engine_dir: str, options: SessionOptions) -> Lane:
+    """Load an engine that is to take requests of another one.
+
+    Raises:
+        DsparkError: it cannot be used, or it could answer differently.
+    """
+    check_interchangeable(
+        open_engine_dir(serving_dir, verify_hashes=False).manifest, open_engine_dir(engine_dir).manifest, engine_dir
+    )
+    return make_lane(open_session(engine_dir, options), engine_dir)
+
+
+def check_interchangeable(serving: Manifest, candidate: Manifest, where: str) -> None:
+    """Refuse a candidate whose outputs may differ from the serving engine's: only its drafter may be another one.
+
+    Raises:
+        EngineMismatch: naming what differs.
+    """
+    if candidate.drafter is None:
+        raise EngineMismatch(f"the engine {where} has no drafter; build it with --draft_checkpoint")
+    parts: dict[str, tuple[Any, Any]] = {
+        "backend": (serving.backend, candidate.backend),
+        "target checkpoint": (_checkpoint(serving), _checkpoint(candidate)),
+        "storage of the target's weights": (serving.target.weight_dtype, candidate.target.weight_dtype),
+        "target's type": (serving.target.dtype, candidate.target.dtype),
+        "target's configuration": (serving.target_config, candidate.target_config),
+        **{name: (_sha256(serving, name), _sha256(candidate, name)) for name in _TEXT_FILES},
+    }
+    for name, (now, then) in parts.items():
+        if now != then:
+            raise EngineMismatch(
+                f"the {name} of {where} is not that of the serving engine; build the candidate from the same target"
+            )
+    if candidate.limits.max_seq_len < serving.limits.max_seq_len:
+        raise EngineMismatch(
+            f"the engine {where} holds sequences of {candidate.limits.max_seq_len} tokens and the serving one "
+            f"{serving.limits.max_seq_len}; build it with --max_seq_len {serving.limits.max_seq_len} or more"
+        )
+
+
+def _checkpoint(manifest: Manifest) -> list[str]:
+    return sorted(entry.sha256 for entry in manifest.target.checkpoint_files)
+
+
+def _sha256(manifest: Manifest, name: str) -> str:
+    return next((entry.sha256 for entry in manifest.files if entry.name == name), "")
