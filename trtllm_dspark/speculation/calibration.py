@@ -48,7 +48,11 @@ class Calibration:
 
     def survival(self, logits: Reals) -> Reals:
         """Return [N, gamma] survivals, running products of the confidences, of [N, gamma] logits."""
-        return np.cumprod(sigmoid(logits / np.array(self.temperature) + np.array(self.bias)), axis=1)
+        return np.cumprod(self.confidence(logits), axis=1)
+
+    def confidence(self, logits: Reals) -> Reals:
+        """Return [N, gamma] confidences of [N, gamma] logits."""
+        return sigmoid(logits / np.array(self.temperature) + np.array(self.bias))
 
 
 @dataclass(frozen=True)
