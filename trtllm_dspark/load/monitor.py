@@ -82,14 +82,22 @@ class LoadMonitor:
         self._snapshot = _Snapshot(None, LoadState(), float("inf"), LoadState())
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._left_behind: threading.Thread | None = None
         self._said: set[Failure] = set()
         self._num_samples = self._num_failures = self._num_xids = self._num_changes = 0
 
     def start(self) -> None:
-        """Start sampling; a second call does nothing."""
+        """Start sampling; a second call does nothing.
+
+        After a `stop` that left a hanging thread behind, the new one waits for its end: two threads in one library
+        would share a handle.
+        """
         if self._thread is None:
-            self._stopping.clear()
-            self._thread = threading.Thread(target=self._run, name="dspark-load", daemon=True)
+            # One event a thread: the next start must not wake a thread that was told to end.
+            self._stopping = threading.Event()
+            self._thread = threading.Thread(
+                target=self._run, args=(self._stopping, self._left_behind), name="dspark-load", daemon=True
+            )
             self._thread.start()
 
     def stop(self) -> None:
@@ -98,6 +106,7 @@ class LoadMonitor:
         self._stopping.set()
         if thread is not None:
             thread.join(timeout=RETRY_S)
+            self._left_behind = thread if thread.is_alive() else None
 
     def state(self) -> LoadState:
         """Return the decision in force."""
@@ -125,12 +134,15 @@ class LoadMonitor:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
+    def _run(self, stopping: threading.Event, before: threading.Thread | None) -> None:
+        while before is not None and before.is_alive():
+            if stopping.wait(self._interval_s):
+                return
+        while not stopping.is_set():
             pause = self._step()
             if pause is None:
                 break
-            self._stopping.wait(pause)
+            stopping.wait(pause)
         self._reader.close()
 
     def _step(self) -> float | None:

@@ -128,6 +128,43 @@ def test_start_and_stop_may_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None
     assert threading.active_count() == before
 
 
+def test_thread_that_hangs_over_a_stop_ends_and_never_samples_beside_its_successor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hanging, release = threading.Event(), threading.Event()
+    inside, most = [], []
+
+    class Reader:
+        def read(self) -> Sample:
+            inside.append(threading.current_thread())
+            most.append(len(inside))
+            if not hanging.is_set():
+                hanging.set()
+                release.wait(DEADLINE_S)
+            inside.pop()
+            return Sample(time.monotonic(), sm_clock_mhz=9)
+
+        def close(self) -> None:
+            pass
+
+    monitor = monitor_of(Reader(), monkeypatch)
+    before = threading.active_count()
+    monitor.start()
+    assert hanging.wait(DEADLINE_S)
+    monitor.stop()
+    assert threading.active_count() == before + 1
+    monitor.start()
+    time.sleep(0.05)
+    assert monitor.sample() is None
+    release.set()
+    wait_for(lambda: monitor.metrics()["dspark_load_samples"] > 3)
+    # The first thread ended although the second start came before its end; of two, one runs.
+    assert threading.active_count() == before + 1
+    assert max(most) == 1
+    monitor.stop()
+    assert threading.active_count() == before
+
+
 @pytest.mark.parametrize("interval_s", [0.0, -1.0, float("nan")])
 def test_interval_that_is_not_positive_is_refused(interval_s: float) -> None:
     with pytest.raises(ConfigError, match="interval_s"):
