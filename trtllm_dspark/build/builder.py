@@ -6,6 +6,7 @@ import logging
 import os
 import platform
 import shutil
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -35,12 +36,15 @@ from trtllm_dspark.errors import DeviceError, UsageError
 logger = logging.getLogger(__name__)
 
 
-def build_engine(config: BuildConfig, progress: Progress | None = None) -> BuildReport:
+def build_engine(
+    config: BuildConfig, progress: Progress | None = None, announce: Callable[[BuildPlan], None] | None = None
+) -> BuildReport:
     """Build an engine directory; it appears whole or not at all.
 
     Args:
         config: what to build.
         progress: called with each step's name and the finished fraction of the build.
+        announce: called with the plan before anything is written.
 
     Returns:
         Sizes and times.
@@ -56,6 +60,8 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
     check_destination(config.output_dir, overwrite=config.overwrite)
     plan = plan_build(config)
     contract = check_builder(plan) if config.backend in GPU_BACKENDS else None
+    if announce is not None:
+        announce(plan)
     _warn(plan)
     clock = StepClock(_shares(plan), progress)
     with stage_directory(config.output_dir, overwrite=config.overwrite) as staged:

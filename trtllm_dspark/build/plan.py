@@ -23,7 +23,16 @@ from trtllm_dspark.build.gpus import Gpu, find_gpu
 from trtllm_dspark.build.tensorrt.device import find_device
 from trtllm_dspark.build.tensorrt.memory import GIB, DeviceMemory, MemoryModel, check_device_memory
 from trtllm_dspark.build.tensorrt.profiles import check_volumes, engine_profiles
-from trtllm_dspark.checkpoint import Checkpoint, DrafterCheckpoint, load_drafter, load_target, spread_draft_vocab
+from trtllm_dspark.checkpoint import (
+    Checkpoint,
+    DrafterCheckpoint,
+    describe_drafter,
+    describe_target,
+    has_weights,
+    load_drafter,
+    load_target,
+    spread_draft_vocab,
+)
 from trtllm_dspark.checkpoint.config import DrafterConfig
 from trtllm_dspark.engine_dir import BuildLimits
 from trtllm_dspark.errors import ConfigError
@@ -173,11 +182,17 @@ def _with_gpu(plan: BuildPlan, parts: DrafterParts | None) -> BuildPlan:
 
 
 def _load_target(config: BuildConfig) -> Checkpoint:
+    if config.weights_optional and not has_weights(config.target_checkpoint):
+        return describe_target(config.target_checkpoint)
     return load_target(config.target_checkpoint)
 
 
 def _load_drafter(config: BuildConfig, target: Checkpoint) -> tuple[DrafterCheckpoint, NDArray[np.int64] | None]:
-    return spread_draft_vocab(load_drafter(str(config.draft_checkpoint), target.config))
+    path = str(config.draft_checkpoint)
+    if config.weights_optional and not has_weights(path):
+        # Which tokens a reduced vocabulary has is a tensor; its size is all that shapes need.
+        return describe_drafter(path, target.config), None
+    return spread_draft_vocab(load_drafter(path, target.config))
 
 
 def _draft_vocab(config: BuildConfig, target: Checkpoint) -> NDArray[np.int64] | None:

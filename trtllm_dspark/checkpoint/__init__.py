@@ -7,6 +7,7 @@ from trtllm_dspark.checkpoint.paths import resolve_path
 from trtllm_dspark.checkpoint.sharing import share_equal_tensors, spread_draft_vocab
 from trtllm_dspark.checkpoint.target import load_target
 from trtllm_dspark.checkpoint.types import Checkpoint, CheckpointFile, DrafterCheckpoint, TokenizerAssets
+from trtllm_dspark.checkpoint.weightless import describe_drafter, describe_target, has_weights
 
 __all__ = [
     "Checkpoint",
@@ -17,6 +18,9 @@ __all__ = [
     "ModelConfig",
     "RopeScaling",
     "TokenizerAssets",
+    "describe_drafter",
+    "describe_target",
+    "has_weights",
     "load_drafter",
     "load_target",
     "resolve_path",

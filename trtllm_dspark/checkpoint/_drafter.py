@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -10,8 +10,8 @@ from typing import get_args
 import numpy as np
 
 from trtllm_dspark.checkpoint._hf_config import Fields, parse_model_config
-from trtllm_dspark.checkpoint._mapping import TensorMapper
-from trtllm_dspark.checkpoint.arrays import Array, LazyArray
+from trtllm_dspark.checkpoint._mapping import TensorMapper, layer_shapes
+from trtllm_dspark.checkpoint.arrays import Array, LazyArray, LazyArrays
 from trtllm_dspark.checkpoint.config import DrafterConfig, MarkovHead, ModelConfig
 from trtllm_dspark.checkpoint.int8_rows import unpack
 from trtllm_dspark.checkpoint.safetensors_io import read_directory
@@ -46,6 +46,7 @@ def build_drafter(
     dialect: str,
     rename: Callable[[str], str] = lambda name: name,
     ignore: tuple[str, ...] = (),
+    with_weights: bool = True,
 ) -> DrafterCheckpoint:
     """Build the checked drafter.
 
@@ -56,6 +57,7 @@ def build_drafter(
         dialect: name of the format, for the result.
         rename: from the file's tensor names to DeepSpec's.
         ignore: tensors that only training needs.
+        with_weights: read the tensors too; without them `arrays` is empty.
 
     Raises:
         CheckpointError: the drafter is incomplete, not supported, or does not fit the target.
@@ -66,6 +68,10 @@ def build_drafter(
             f"{fields.path}: sample_from_anchor is false (the anchor's slot predicts nothing); "
             "only drafters whose anchor predicts the first draft token are supported"
         )
+    if not with_weights:
+        config = _config(fields, target)
+        _check_fit(fields.path, config, target)
+        return DrafterCheckpoint(config, LazyArrays({}), (CheckpointFile(fields.path),), dialect)
     stored, paths = read_directory(directory)
     unpacked = unpack(stored, fields.values.get("quantization"), fields.path)
     tensors: dict[str, LazyArray] = {}
@@ -73,7 +79,7 @@ def build_drafter(
         if rename(name) in tensors:
             raise CheckpointError(f"{directory} holds tensor {rename(name)} under two names")
         tensors[rename(name)] = tensor
-    config = _config(fields, target, tensors)
+    config = _config(fields, target)
     _check_fit(fields.path, config, target)
     mapper = TensorMapper(directory, tensors)
     for name in ignore:
@@ -92,7 +98,7 @@ def _refuse_unknown_fields(fields: Fields) -> None:
             )
 
 
-def _config(fields: Fields, target: ModelConfig, tensors: Mapping[str, LazyArray]) -> DrafterConfig:
+def _config(fields: Fields, target: ModelConfig) -> DrafterConfig:
     backbone = parse_model_config(fields, "qwen3")
     rank = fields.integer("markov_rank", minimum=0)
     head = _markov_head(fields, rank)
@@ -192,6 +198,29 @@ def _map_drafter(mapper: TensorMapper, config: DrafterConfig, target: ModelConfi
         mapper.take(source, "confidence.weight", (width,), lambda values: values.reshape(width), (1, width))
         if "confidence_head.proj.bias" in mapper:
             mapper.take("confidence_head.proj.bias", "confidence.bias", (1,))
+
+
+def drafter_shapes(config: DrafterConfig, target: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a drafter's own tensors: all but the tables it shares with its target."""
+    size, rank, vocab = config.backbone.hidden_size, config.markov_rank, target.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (size, config.feature_size)}
+    shapes |= {"hidden_norm.weight": (size,), "norm.weight": (size,)}
+    for layer in range(config.backbone.num_layers):
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in layer_shapes(config.backbone).items()}
+    if size != target.hidden_size:
+        shapes["embed.weight"] = (vocab, size)
+    if size != target.hidden_size or config.draft_vocab_size != vocab:
+        shapes["lm_head.weight"] = (config.draft_vocab_size, size)
+    if config.markov_head != "none":
+        shapes |= {"markov.w1.weight": (vocab, rank), "markov.w2.weight": (config.draft_vocab_size, rank)}
+    heads = {"gated": ("markov.gate", (rank, size + rank)), "rnn": ("markov.rnn", (3 * rank, 2 * rank + size))}
+    if config.markov_head in heads:
+        name, shape = heads[config.markov_head]
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    if config.confidence:
+        width = size + rank if config.confidence_with_markov else size
+        shapes |= {"confidence.weight": (width,), "confidence.bias": (1,)}
+    return shapes
 
 
 def _take_linear(mapper: TensorMapper, source: str, canonical: str, shape: tuple[int, int]) -> None:

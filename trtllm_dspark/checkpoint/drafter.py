@@ -30,16 +30,25 @@ def load_drafter(path: str | Path, target: ModelConfig) -> DrafterCheckpoint:
     directory = resolve_path(path)
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is a file; pass the drafter's directory, which holds config.json as well")
+    return read_drafter(directory, target)
+
+
+def read_drafter(directory: Path, target: ModelConfig, *, with_weights: bool = True) -> DrafterCheckpoint:
+    """Read a drafter directory of any dialect; without weights its `arrays` are empty.
+
+    Raises:
+        CheckpointError: the drafter is not supported, or it was trained for another target.
+    """
     config_path = directory / "config.json"
     values = read_json(config_path)
     if is_speculators(values):
-        return load_speculators(directory, values, target)
+        return load_speculators(directory, values, target, with_weights)
     if is_specforge(values):
-        return load_specforge(directory, values, target)
+        return load_specforge(directory, values, target, with_weights)
     fields = Fields(config_path, values)
     names = fields.names("architectures")
     if names == ("Qwen3DSparkModel",):
-        return build_drafter(directory, fields, target, "deepspec")
+        return build_drafter(directory, fields, target, "deepspec", with_weights=with_weights)
     raise CheckpointError(
         f"{config_path}: drafter architecture {', '.join(names) or 'none'} is not supported, expected Qwen3DSparkModel "
         "(DeepSpec), a speculators or a SpecForge DSpark drafter"

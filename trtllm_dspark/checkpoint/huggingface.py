@@ -29,6 +29,20 @@ def load_huggingface(directory: Path) -> Checkpoint:
     if (directory / "adapter_config.json").is_file():
         raise CheckpointError(f"{directory} is a LoRA adapter; merge it into its base model and pass the merged one")
     config_path = directory / "config.json"
+    config, defaults = read_target_config(config_path)
+    stored, paths = read_directory(directory)
+    mapper = TensorMapper(directory, {name: tensor.lazy() for name, tensor in stored.items()})
+    _map_target(mapper, config, directory)
+    files = tuple(CheckpointFile(path) for path in (config_path, *paths))
+    return Checkpoint(config, mapper.finish(), files, _tokenizer(directory, config, defaults), "huggingface")
+
+
+def read_target_config(config_path: Path) -> tuple[ModelConfig, dict[str, Any]]:
+    """Read a target's `config.json` and the `generation_config.json` beside it, empty where there is none.
+
+    Raises:
+        CheckpointError: it describes something this package does not run.
+    """
     fields = Fields(config_path, read_json(config_path))
     names = fields.names("architectures")
     architecture = ARCHITECTURES.get(names[0]) if len(names) == 1 else None
@@ -37,14 +51,9 @@ def load_huggingface(directory: Path) -> Checkpoint:
             f"{config_path}: architecture {', '.join(names) or 'none'} is not supported as a target, "
             f"expected {' or '.join(ARCHITECTURES)}"
         )
-    stored, paths = read_directory(directory)
-    generation = directory / "generation_config.json"
+    generation = config_path.parent / "generation_config.json"
     defaults = read_json(generation) if generation.is_file() else {}
-    config = _with_generation_ids(parse_model_config(fields, architecture), Fields(generation, defaults))
-    mapper = TensorMapper(directory, {name: tensor.lazy() for name, tensor in stored.items()})
-    _map_target(mapper, config, directory)
-    files = tuple(CheckpointFile(path) for path in (config_path, *paths))
-    return Checkpoint(config, mapper.finish(), files, _tokenizer(directory, config, defaults), "huggingface")
+    return _with_generation_ids(parse_model_config(fields, architecture), Fields(generation, defaults)), defaults
 
 
 def _map_target(mapper: TensorMapper, config: ModelConfig, directory: Path) -> None:

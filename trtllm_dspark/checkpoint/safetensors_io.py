@@ -179,6 +179,8 @@ def read_text(path: Path) -> str:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); get it again") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); correct it or get it again") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -191,6 +193,8 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.parent} has no {path.name}; it is not a model directory") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); correct it or get it again") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON ({error}); correct it or get it again") from error
     if not isinstance(value, dict):

@@ -49,7 +49,9 @@ def is_specforge(values: Mapping[str, Any]) -> bool:
     return any(name in values for name in NESTED)
 
 
-def load_specforge(directory: Path, values: Mapping[str, Any], target: ModelConfig) -> DrafterCheckpoint:
+def load_specforge(
+    directory: Path, values: Mapping[str, Any], target: ModelConfig, with_weights: bool = True
+) -> DrafterCheckpoint:
     """Read a SpecForge DSpark drafter; layer ids and the block convention are DeepSpec's.
 
     Raises:
@@ -75,7 +77,7 @@ def load_specforge(directory: Path, values: Mapping[str, Any], target: ModelConf
     flat.setdefault("enable_confidence_head", isinstance(alpha, (int, float)) and alpha > 0)
     for name in (*_FIXED, *_NEUTRAL):
         flat.pop(name, None)
-    return build_drafter(directory, Fields(path, flat), target, "specforge", _rename)
+    return build_drafter(directory, Fields(path, flat), target, "specforge", _rename, with_weights=with_weights)
 
 
 def _merge(path: Path, flat: dict[str, Any], nested_name: str, nested: Mapping[str, Any]) -> None:

@@ -43,7 +43,9 @@ def is_speculators(values: Mapping[str, Any]) -> bool:
     return "speculators_model_type" in values
 
 
-def load_speculators(directory: Path, values: Mapping[str, Any], target: ModelConfig) -> DrafterCheckpoint:
+def load_speculators(
+    directory: Path, values: Mapping[str, Any], target: ModelConfig, with_weights: bool = True
+) -> DrafterCheckpoint:
     """Read a speculators DSpark drafter.
 
     Its layer ids count the embedding as 0, so they are one more than this package's; its `d2t` holds offsets.
@@ -85,4 +87,5 @@ def load_speculators(directory: Path, values: Mapping[str, Any], target: ModelCo
         **outer,
         "target_layer_ids": [layer - 1 for layer in layers],
     }
-    return build_drafter(directory, Fields(path, flat), target, "speculators", ignore=_TRAINING_TENSORS)
+    ignore = _TRAINING_TENSORS
+    return build_drafter(directory, Fields(path, flat), target, "speculators", ignore=ignore, with_weights=with_weights)

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtllm_dspark.engine_dir import EngineDirectory, Manifest
+from trtllm_dspark.engine_dir import EngineDirectory, GpuBuild, Manifest, ModelEntry
 
 if TYPE_CHECKING:
+    from trtllm_dspark.build.plan import BuildPlan
     from trtllm_dspark.build.report import BuildReport, VerifyErrors
 
 Row = tuple[str, str]
@@ -43,6 +44,33 @@ def build_table(report: BuildReport) -> list[Row]:
     rows.append(("peak memory", format_size(report.peak_memory_bytes)))
     steps = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())
     rows.append(("time", f"{sum(report.seconds.values()):.1f} s ({steps})"))
+    return rows
+
+
+def estimate_table(plan: BuildPlan) -> list[Row]:
+    """Return what a GPU engine will take, printed before it is built."""
+    memory = plan.device_memory
+    if memory is None:
+        return []
+    parts = {
+        "target weights": memory.target_weight_bytes,
+        "drafter weights": memory.drafter_weight_bytes,
+        "target caches": memory.target_kv_bytes,
+        "drafter caches": memory.drafter_kv_bytes,
+        "activations": memory.activation_bytes,
+        "attention workspace": memory.attention_workspace_bytes,
+        "CUDA graphs": memory.graph_bytes,
+    }
+    from trtllm_dspark.build.tensorrt import engine_profiles
+
+    rows = [("device memory", f"{format_size(memory.total_bytes):>10}  in all (estimate)")]
+    rows += [("", f"{format_size(size):>10}  {name}") for name, size in parts.items() if size]
+    for index, profile in enumerate(engine_profiles(plan.limits, plan.config.gpu.opt_num_tokens)):
+        text = (
+            f"{profile.name}: {profile.num_rows} requests, rows of {profile.row_len}, {profile.num_tokens} tokens, "
+            f"tuned for {profile.tuned('T')}"
+        )
+        rows.append(("" if index else "profiles", text))
     return rows
 
 
@@ -85,19 +113,33 @@ def _model_rows(manifest: Manifest) -> list[Row]:
         (
             "target",
             f"{target.architecture}, {target.num_layers} layers of {target.hidden_size}, "
-            f"vocabulary {target.vocab_size}, weights {manifest.target.weight_dtype}",
+            f"vocabulary {target.vocab_size}, weights {_stored(manifest.target)}",
         ),
     ]
+    if manifest.gpu is not None:
+        rows.append(("lowering", _lowering(manifest.gpu)))
     drafter = manifest.drafter_config
     if drafter is None or manifest.drafter is None:
         return [*rows, ("drafter", "none")]
     text = (
         f"{drafter.backbone.num_layers} layers of {drafter.backbone.hidden_size}, blocks of {drafter.block_size}, "
         f"{drafter.markov_head} head of rank {drafter.markov_rank}, vocabulary {drafter.draft_vocab_size}, "
-        f"weights {manifest.drafter.weight_dtype}"
+        f"weights {_stored(manifest.drafter)}"
     )
     layers = ", ".join(map(str, drafter.target_layer_ids))
     return [*rows, ("drafter", text), ("target layers", layers)]
+
+
+def _stored(model: ModelEntry) -> str:
+    return model.weight_dtype if model.dtype in (None, model.weight_dtype) else f"{model.weight_dtype} in {model.dtype}"
+
+
+def _lowering(gpu: GpuBuild) -> str:
+    parts = [gpu.lowering, f"caches of {gpu.cache_len} tokens"]
+    if gpu.plugin_contract is not None:
+        parts.append(f"{gpu.acceptance} acceptance, {gpu.schedule} schedule, contract {gpu.plugin_contract[:12]}")
+    parts += [name for name, on in (("stripped", gpu.strip_plan), ("weight streaming", gpu.weight_streaming)) if on]
+    return ", ".join(parts)
 
 
 def _file_rows(manifest: Manifest) -> list[Row]:

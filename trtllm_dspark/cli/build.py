@@ -12,11 +12,12 @@ from trtllm_dspark.build import BuildConfig
 from trtllm_dspark.build._choices import BACKENDS, WEIGHT_DTYPES
 from trtllm_dspark.cli._gpu_flags import add_gpu_arguments, gpu_options
 from trtllm_dspark.cli._removed_flags import refuse_removed_flags
-from trtllm_dspark.cli._tables import build_table, print_table
+from trtllm_dspark.cli._tables import build_table, estimate_table, print_table
 from trtllm_dspark.errors import UsageError
 
 if TYPE_CHECKING:
     from trtllm_dspark.build import BuildReport
+    from trtllm_dspark.build.plan import BuildPlan
     from trtllm_dspark.build.report import Progress
 
 logger = logging.getLogger(__name__)
@@ -139,11 +140,21 @@ def _build_with_bar(config: BuildConfig) -> BuildReport:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        return build_engine(config, progress=_log_steps())
+        return build_engine(config, progress=_log_steps(), announce=_announce)
     columns = (TextColumn("{task.description:<18}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
         task = bar.add_task("starting", total=1.0)
-        return build_engine(config, progress=lambda step, done: bar.update(task, description=step, completed=done))
+        return build_engine(
+            config,
+            progress=lambda step, done: bar.update(task, description=step, completed=done),
+            announce=_announce,
+        )
+
+
+def _announce(plan: BuildPlan) -> None:
+    """Print what a GPU engine will take before minutes of work."""
+    if plan.device_memory is not None:
+        print_table(estimate_table(plan))
 
 
 def _log_steps() -> Progress:

@@ -113,7 +113,17 @@ class MemoryModel:
             tables += drafter.draft_vocab_size * model.hidden_size
         rope = 2 * (self.limits.max_seq_len + drafter.block_size) * model.head_dim
         layers = (layer_weights(model) + context) * WEIGHT_BYTES[self.draft_precision.weight_dtype]
-        return int(layers) + _HALF * (tables + rope) + _FLOAT * drafter.feature_size * model.hidden_size
+        single = drafter.feature_size * model.hidden_size
+        return int(layers) + _HALF * (tables + rope) + _FLOAT * single + self._head_bytes(drafter)
+
+    def _head_bytes(self, drafter: DrafterConfig) -> int:
+        """Bytes of the Markov factors: int8 beside narrow weights, the graph's type in a plugin, else float32."""
+        if drafter.markov_head == "none":
+            return 0
+        rows = drafter.backbone.vocab_size + drafter.draft_vocab_size
+        narrow = self.draft_precision.weight_dtype != self.draft_precision.dtype
+        element = 1 if narrow else _HALF if self.plugins else _FLOAT
+        return rows * (drafter.markov_rank * element + (_FLOAT if narrow else 0))
 
     def _activations(self, profile: Profile) -> int:
         """Bytes of one pass: inner layer, residual stream and projections per token, the padded view, the outputs."""
