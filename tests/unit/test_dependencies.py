@@ -33,6 +33,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine_process": {"engine", "engine_dir", "runtime", "serving", "speculation.statistics"},
     # Drives the serving code in simulated time.
     "simulate": {"engine.base", "engine_dir", "engine_process", "load", "reports", "runtime", "speculation"},
+    # The only package that imports PyTorch.
+    "train": {"build", "checkpoint", "engine", "graph", "runtime"},
     "reference": set(),
     # Builds and describes the native plugin library.
     "plugins": set(),

@@ -1,0 +1,215 @@
+"""What the target knows of a sequence: its features, and its likeliest tokens where a response stands.
+
+Captured when a sequence is first needed and kept in a size-capped cache on disk. The engine gives a token the same bits
+whatever shares its pass, so a sequence that is captured again equals the one that was dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_dspark.engine.base import Engine, TokenBatch
+from trtllm_dspark.errors import DeviceError
+from trtllm_dspark.train.responses import Response
+
+_MIN_PREFIX = 8
+"""A common beginning shorter than this is not worth a copy."""
+_SCALE = 32768.0
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """One sequence's features and targets; token t of the response is predicted by row t of the targets.
+
+    Attributes:
+        features: [L - 1, m d] float16; the last token's are never a context.
+        scales: [L - 1, 1] float32; features times scale are the target's (which exceed float16's range).
+        top_ids: [response, K] int32, target ids of the likeliest tokens the drafter can propose, likeliest first.
+        top_probs: [response, K] float16, their probabilities out of the whole vocabulary.
+    """
+
+    features: NDArray[np.float16]
+    scales: NDArray[np.float32]
+    top_ids: NDArray[np.int32]
+    top_probs: NDArray[np.float16]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it takes."""
+        return sum(array.nbytes for array in (self.features, self.scales, self.top_ids, self.top_probs))
+
+
+class Capturer:
+    """Runs the target over sequences.
+
+    Args:
+        engine: a float or quantised target with features; its slot 1 keeps the sequences' common beginning.
+        draft_token_ids: [Vd] target ids the drafter proposes from, or None for all.
+        top_k: K.
+        prefix: beginning that many sequences share.
+    """
+
+    def __init__(
+        self, engine: Engine, draft_token_ids: NDArray[np.int64] | None, top_k: int, prefix: Sequence[int] = ()
+    ) -> None:
+        self._engine = engine
+        self._draft_token_ids = draft_token_ids
+        vocab = engine.limits.vocab_size if draft_token_ids is None else len(draft_token_ids)
+        self._top_k = min(top_k, vocab)
+        self._prefix = tuple(prefix) if len(prefix) >= _MIN_PREFIX and engine.limits.max_batch_size > 1 else ()
+        self._prefix_features: NDArray[np.float32] | None = None
+
+    def capture(self, response: Response) -> Captured:
+        """Return a sequence's features and targets.
+
+        Raises:
+            DeviceError: the engine fails, or the sequence does not fit it.
+        """
+        ids = np.asarray(response.token_ids[:-1], np.int64)
+        done, parts = self._begin(ids)
+        first = response.response_start - 1
+        tops: list[tuple[NDArray[np.int32], NDArray[np.float16]]] = []
+        while done < len(ids):
+            chunk = ids[done : done + self._engine.limits.max_num_tokens]
+            wanted = np.arange(max(0, first - done), len(chunk), dtype=np.int64)
+            if wanted.size == 0:
+                wanted = np.array([len(chunk) - 1])
+            output = self._run(chunk, done, wanted, slot=0)
+            parts.append(output.features)
+            if done + len(chunk) > first:
+                tops.append(self._likeliest(output.logits))
+            done += len(chunk)
+        features, scales = _compress(np.concatenate(parts))
+        top_ids, top_probs = (np.concatenate(arrays) for arrays in zip(*tops, strict=True))
+        return Captured(features, scales, top_ids, top_probs)
+
+    def _begin(self, ids: NDArray[np.int64]) -> tuple[int, list[NDArray[np.float32]]]:
+        """Take over the common beginning where the sequence has it; at least one token is left to run."""
+        length = len(self._prefix)
+        if length == 0 or len(ids) <= length or tuple(ids[:length]) != self._prefix:
+            return 0, []
+        if self._prefix_features is None:
+            self._prefix_features = self._run(ids[:length], 0, np.array([length - 1]), slot=1).features
+        self._engine.copy_slot(1, 0, num_tokens=length, num_context=0)
+        return length, [self._prefix_features]
+
+    def _run(self, ids: NDArray[np.int64], start: int, wanted: NDArray[np.int64], *, slot: int):  # type: ignore[no-untyped-def]
+        return self._engine.verify(TokenBatch(ids, np.array([len(ids)]), np.array([start]), wanted, first_slot=slot))
+
+    def _likeliest(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
+        largest = logits.max(-1, keepdims=True)
+        total = np.exp(logits - largest).sum(-1, keepdims=True, dtype=np.float32)
+        if self._draft_token_ids is not None:
+            logits = logits[:, self._draft_token_ids]
+        chosen = np.argpartition(logits, -self._top_k, -1)[:, -self._top_k :]
+        values = np.take_along_axis(logits, chosen, -1)
+        order = np.argsort(-values, -1, kind="stable")
+        chosen, values = np.take_along_axis(chosen, order, -1), np.take_along_axis(values, order, -1)
+        ids = chosen if self._draft_token_ids is None else self._draft_token_ids[chosen]
+        return ids.astype(np.int32), (np.exp(values - largest) / total).astype(np.float16)
+
+
+class FeatureCache:
+    """Captured sequences in one file each, the oldest dropped when the cap is reached.
+
+    Args:
+        directory: created where needed; files of another target or setting are removed.
+        max_bytes: cap.
+        key: everything that decides what is captured, as plain JSON values.
+    """
+
+    def __init__(self, directory: Path, max_bytes: int, key: object) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory, self._max_bytes = directory, max_bytes
+        self._key = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+        self._sizes: dict[Path, int] = {}
+        for path in sorted(directory.glob("*.npz"), key=lambda path: path.stat().st_mtime_ns):
+            if path.name.startswith(self._key):
+                self._sizes[path] = path.stat().st_size
+            else:
+                path.unlink()
+        for path in directory.glob("*.part"):
+            path.unlink()
+
+    def get(self, response: Response) -> Captured | None:
+        """Return a sequence, or None where it is not kept."""
+        path = self._path(response)
+        if path not in self._sizes:
+            return None
+        with np.load(path) as arrays:
+            return Captured(arrays["features"], arrays["scales"], arrays["top_ids"], arrays["top_probs"])
+
+    def __contains__(self, response: Response) -> bool:
+        return self._path(response) in self._sizes
+
+    def put(self, response: Response, captured: Captured) -> None:
+        """Keep a sequence; a sequence larger than the whole cache is not kept.
+
+        Raises:
+            DeviceError: the disk is full or fails.
+        """
+        if captured.num_bytes > self._max_bytes:
+            return
+        while self._sizes and sum(self._sizes.values()) + captured.num_bytes > self._max_bytes:
+            oldest = next(iter(self._sizes))
+            oldest.unlink(missing_ok=True)
+            del self._sizes[oldest]
+        path = self._path(response)
+        part = path.with_suffix(".part")
+        try:
+            with part.open("wb") as stream:
+                np.savez(
+                    stream,
+                    features=captured.features,
+                    scales=captured.scales,
+                    top_ids=captured.top_ids,
+                    top_probs=captured.top_probs,
+                )
+            os.replace(part, path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise DeviceError(
+                f"the feature cache {self._directory} cannot be written ({error.strerror}); free space or lower "
+                "--feature_cache_gib"
+            ) from error
+        self._sizes[path] = captured.num_bytes
+
+    def _path(self, response: Response) -> Path:
+        digest = hashlib.sha256(np.asarray([response.response_start, *response.token_ids], np.int64).tobytes())
+        return self._directory / f"{self._key}.{digest.hexdigest()[:24]}.npz"
+
+
+def common_prefix(responses: Sequence[Response], num_probed: int = 64) -> tuple[int, ...]:
+    """Return the longest beginning that most of the first sequences share, shorter than every prompt among them."""
+    probed = [response.token_ids[: response.response_start - 1] for response in responses[:num_probed]]
+    if not probed:
+        return ()
+    heads: dict[tuple[int, ...], int] = {}
+    for ids in probed:
+        heads[ids[:_MIN_PREFIX]] = heads.get(ids[:_MIN_PREFIX], 0) + 1
+    head = max(heads, key=lambda ids: heads[ids])
+    alike = [ids for ids in probed if ids[: len(head)] == head]
+    length = 0
+    for column in zip(*alike, strict=False):
+        if len(set(column)) > 1:
+            break
+        length += 1
+    return alike[0][:length]
+
+
+def expand(captured: Captured) -> NDArray[np.float32]:
+    """Return the features [L - 1, m d] in float32."""
+    return captured.features.astype(np.float32) * captured.scales
+
+
+def _compress(features: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
+    scales = np.maximum(np.abs(features).max(-1, keepdims=True), 1e-20) / np.float32(_SCALE)
+    return (features / scales).astype(np.float16), scales

@@ -1,0 +1,228 @@
+"""Let the target answer prompts, and write prompts of its own: the only data a drafter needs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_dspark.errors import ConfigError, RequestError
+from trtllm_dspark.runtime import Request, SamplingParams, Session, Tokenizer
+from trtllm_dspark.runtime.closed_loop import run_closed_loop
+from trtllm_dspark.runtime.request import check_request
+from trtllm_dspark.train.responses import Response, read_responses
+
+logger = logging.getLogger(__name__)
+
+SELF_MADE = "self_made"
+MIN_RESPONSE = 2
+"""Shorter responses hold no block."""
+Told = Callable[[Response], None]
+Stop = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class UserTurn:
+    """A user's message and the label it is counted under; `line` of the prompts file, from 1."""
+
+    text: str
+    domain: str
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """How responses are drawn.
+
+    Attributes:
+        temperatures: drawn for each response with the probability of the same place in `temperature_shares`.
+        temperature_shares: positive, any scale.
+        responses_per_prompt: responses drawn for each prompt.
+        max_response_len: tokens of a response at most.
+        num_self_made: user's turns the target writes itself, at temperature 1.
+        max_turn_len: tokens of such a turn; longer ones are dropped.
+        batch_size: requests in flight.
+        seed: decides every draw.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    temperature_shares: tuple[float, ...] = (0.4, 0.2, 0.4)
+    responses_per_prompt: int = 1
+    max_response_len: int = 128
+    num_self_made: int = 0
+    max_turn_len: int = 64
+    batch_size: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.temperatures) != len(self.temperature_shares) or not self.temperatures:
+            raise ConfigError("temperatures and their shares must be as many; give one share a temperature")
+        if min(self.temperatures) < 0 or min(self.temperature_shares) <= 0:
+            raise ConfigError("temperatures must be at least 0 and their shares above 0")
+        for name in ("responses_per_prompt", "max_response_len", "max_turn_len", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+def generate(
+    session: Session,
+    turns: Sequence[UserTurn],
+    config: GenerationConfig,
+    path: Path,
+    *,
+    told: Told = lambda response: None,
+    stop: Stop = lambda: False,
+) -> None:
+    """Append responses to `path`; those it holds already are not drawn again.
+
+    A response's tokens depend on the seed and its index alone, so an interrupted generation goes on where it was.
+
+    Args:
+        session: an idle session without speculation.
+        turns: user's turns; order decides the index.
+        config: how responses are drawn.
+        path: responses file.
+        told: called with each response after it is written.
+        stop: asked after every round; true ends the generation.
+
+    Raises:
+        RequestError: a prompt does not fit the session, or there is no tokenizer or chat template.
+    """
+    tokenizer = session.tokenizer
+    if tokenizer is None or not tokenizer.has_chat_template:
+        raise RequestError("generating responses needs a tokenizer with a chat template; give --responses_file instead")
+    vocab = session.limits.vocab_size
+    done = {response.index for response in read_responses(path, vocab, unfinished=True)} if path.exists() else set()
+    _drop_cut_line(path)
+    rng = np.random.default_rng(config.seed)
+    own = _self_made_turns(session, tokenizer, config, stop) if config.num_self_made else []
+    everyone = _spread([*turns, *own]) * config.responses_per_prompt
+    shares = np.asarray(config.temperature_shares) / sum(config.temperature_shares)
+    temperatures = rng.choice(config.temperatures, len(everyone), p=shares)
+    requests = _requests(session, tokenizer, everyone, temperatures, config, done)
+    with path.open("a", encoding="utf-8") as stream:
+        for index, prompt, answer in _finished(session, requests, config.batch_size, stop):
+            if len(answer) < MIN_RESPONSE:
+                continue
+            ids = (*prompt, *answer)
+            response = Response(everyone[index].domain, float(temperatures[index]), len(prompt), ids, index)
+            stream.write(response.to_json() + "\n")
+            stream.flush()
+            told(response)
+
+
+def _requests(
+    session: Session,
+    tokenizer: Tokenizer,
+    turns: Sequence[UserTurn],
+    temperatures: NDArray[np.float64],
+    config: GenerationConfig,
+    done: set[int],
+) -> list[Request]:
+    requests, too_long = [], []
+    for index, (turn, temperature) in enumerate(zip(turns, temperatures, strict=True)):
+        if index in done:
+            continue
+        params = SamplingParams(
+            temperature=float(temperature), seed=_seed(config.seed, index, 0), max_tokens=config.max_response_len
+        )
+        request = Request(str(index), tokenizer.encode_chat([{"role": "user", "content": turn.text}]), params)
+        try:
+            check_request(request, session.limits)
+        except RequestError as error:
+            if error.code != "prompt_too_long":
+                raise RequestError(f"prompt on line {turn.line}: {error}", code=error.code) from error
+            too_long.append(turn.line)
+            continue
+        requests.append(request)
+    if too_long:
+        logger.warning(
+            "%d prompts are longer than the %d tokens of a sequence and are left out (the first is on line %d); "
+            "--max_seq_len takes them",
+            len(too_long),
+            session.limits.max_seq_len,
+            too_long[0],
+        )
+    return requests
+
+
+def _self_made_turns(session: Session, tokenizer: Tokenizer, config: GenerationConfig, stop: Stop) -> list[UserTurn]:
+    """Let the target go on from the template's beginning of a user's turn."""
+    mark = "\u2063turn\u2063"
+    before = tokenizer.render_chat([{"role": "user", "content": mark}]).partition(mark)[0]
+    prefix = tokenizer.encode(before, add_special_tokens=False)
+    requests = [
+        Request(
+            str(index),
+            prefix,
+            SamplingParams(temperature=1.0, seed=_seed(config.seed, index, 1), max_tokens=config.max_turn_len),
+        )
+        for index in range(config.num_self_made)
+    ]
+    texts = {}
+    for index, _, answer in _finished(session, requests, config.batch_size, stop):
+        if answer[-1] in tokenizer.eos_token_ids:
+            texts[index] = tokenizer.decode(answer[:-1]).strip()
+    return [UserTurn(texts[index], SELF_MADE) for index in sorted(texts) if texts[index]]
+
+
+def _finished(
+    session: Session, requests: Iterable[Request], batch_size: int, stop: Stop
+) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Yield index, prompt and answer of each request that ends; after `stop` the rest is cancelled."""
+    pending: dict[str, Request] = {}
+    answers: dict[str, list[int]] = {}
+
+    def admitted() -> Iterator[Request]:
+        for request in requests:
+            if stop():
+                return
+            pending[request.request_id] = request
+            answers[request.request_id] = []
+            yield request
+
+    stopping = False
+    for output in run_closed_loop(session, admitted(), batch_size=batch_size):
+        answers[output.request_id] += output.new_token_ids
+        if output.finished:
+            request = pending.pop(output.request_id)
+            answer = answers.pop(output.request_id)
+            if output.finish_reason in ("stop", "length"):
+                yield int(request.request_id), list(request.prompt_token_ids), answer
+        if not stopping and stop():
+            stopping = True
+            for name in pending:
+                session.cancel(name)
+
+
+def _spread(turns: Sequence[UserTurn]) -> list[UserTurn]:
+    """Mix the domains evenly, so that a generation cut short has seen all of them in proportion."""
+    groups: dict[str, list[UserTurn]] = {}
+    for turn in turns:
+        groups.setdefault(turn.domain, []).append(turn)
+    placed = [
+        ((place + 0.5) / len(group), number, turn)
+        for number, group in enumerate(groups.values())
+        for place, turn in enumerate(group)
+    ]
+    return [turn for _, _, turn in sorted(placed, key=lambda entry: entry[:2])]
+
+
+def _seed(seed: int, index: int, stream: int) -> int:
+    return int(np.random.SeedSequence([seed, index, stream]).generate_state(1, np.uint64)[0])
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Remove what a killed writer left after the last whole line."""
+    if not path.exists():
+        return
+    with path.open("rb+") as stream:
+        content = stream.read()
+        stream.truncate(content.rfind(b"\n") + 1)

@@ -1,0 +1,111 @@
+"""The drafter's weights before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_LAYER_PARTS = ("attn_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down")
+
+
+def from_target(config: DrafterConfig, target: ModelConfig, arrays: Arrays, seed: int) -> dict[str, Tensor]:
+    """Initialise from the target: its last layers, its final norm, and its latest feature as the context.
+
+    The drafter then starts as a short-sighted copy of the target's end instead of noise. Weights without a counterpart
+    are drawn with a standard deviation of 0.02.
+    """
+    model, rng = config.backbone, np.random.default_rng([seed, 7])
+    size, rank, vocab = model.hidden_size, config.markov_rank, model.vocab_size
+    values: dict[str, NDArray[np.float32]] = {}
+    for layer in range(model.num_layers):
+        source = target.num_layers - model.num_layers + layer
+        for part in _LAYER_PARTS:
+            for kind in ("weight", "bias"):
+                name = f"layers.{source}.{part}.{kind}"
+                if name in arrays:
+                    values[f"layers.{layer}.{part}.{kind}"] = np.asarray(arrays[name], np.float32)
+        for part in ("q_norm", "k_norm"):
+            name = f"layers.{source}.{part}.weight"
+            values[f"layers.{layer}.{part}.weight"] = (
+                np.asarray(arrays[name], np.float32) if name in arrays else np.ones(model.head_dim, np.float32)
+            )
+    values["norm.weight"] = np.asarray(arrays["norm.weight"], np.float32)
+    values["hidden_norm.weight"] = np.ones(size, np.float32)
+    fc = _draw(rng, size, config.feature_size, scale=0.002)
+    fc[:, -size:] += 0.5 * np.eye(size, dtype=np.float32)
+    values["fc.weight"] = fc
+    if config.markov_head != "none":
+        values["markov.w1.weight"] = _draw(rng, vocab, rank, scale=0.1)
+        values["markov.w2.weight"] = np.zeros((config.draft_vocab_size, rank), np.float32)
+    if config.markov_head == "gated":
+        values["markov.gate.weight"] = _draw(rng, rank, size + rank)
+        values["markov.gate.bias"] = np.ones(rank, np.float32)
+    if config.markov_head == "rnn":
+        values["markov.rnn.weight"] = _draw(rng, 3 * rank, 2 * rank + size)
+        values["markov.rnn.bias"] = np.zeros(3 * rank, np.float32)
+    if config.confidence:
+        values["confidence.weight"] = np.zeros(size + (rank if config.confidence_with_markov else 0), np.float32)
+        values["confidence.bias"] = np.zeros(1, np.float32)
+    return {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
+
+
+def from_arrays(config: DrafterConfig, arrays: Arrays, draft_token_ids: NDArray[np.int64] | None) -> dict[str, Tensor]:
+    """Take over a drafter's weights; of W2 only the rows of the draft vocabulary are trained."""
+    values = {}
+    for name in arrays:
+        if name in ("embed.weight", "lm_head.weight", "d2t"):
+            continue
+        value = np.array(arrays[name], np.float32)
+        if name == "markov.w2.weight" and draft_token_ids is not None:
+            value = np.ascontiguousarray(value[draft_token_ids])
+        values[name] = torch.from_numpy(value)
+    return values
+
+
+def drafter_config(
+    target: ModelConfig,
+    *,
+    num_layers: int,
+    block_size: int,
+    target_layer_ids: tuple[int, ...],
+    mask_token_id: int,
+    markov_head: Any,
+    markov_rank: int,
+    draft_vocab_size: int,
+) -> DrafterConfig:
+    """Return the configuration of a new drafter with the target's own layer shapes."""
+    backbone = replace(target, architecture="qwen3", num_layers=num_layers, qk_norm=True, tie_word_embeddings=False)
+    rank = 0 if markov_head == "none" else markov_rank
+    return DrafterConfig(
+        backbone=backbone,
+        block_size=block_size,
+        target_layer_ids=target_layer_ids,
+        num_target_layers=target.num_layers,
+        target_hidden_size=target.hidden_size,
+        mask_token_id=mask_token_id,
+        markov_head=markov_head,
+        markov_rank=rank,
+        confidence=True,
+        confidence_with_markov=rank > 0,
+        draft_vocab_size=draft_vocab_size,
+    )
+
+
+def default_layer_ids(num_layers: int) -> tuple[int, ...]:
+    """Return five layers spread from the second to the last but one, as DeepSpec does."""
+    first, last = min(1, num_layers - 2), num_layers - 2
+    return tuple(sorted({round(first + (last - first) * i / 4) for i in range(5)}))
+
+
+def _draw(rng: np.random.Generator, *shape: int, scale: float = 0.02) -> NDArray[np.float32]:
+    return (rng.standard_normal(shape) * scale).astype(np.float32)
