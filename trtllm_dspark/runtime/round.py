@@ -14,6 +14,7 @@ import numpy as np
 from trtllm_dspark import _core
 from trtllm_dspark.engine.base import Engine, FloatArray, IntArray, TargetOutput, TokenBatch
 from trtllm_dspark.runtime.active import ActiveRequest
+from trtllm_dspark.runtime.listener import RoundListener
 from trtllm_dspark.runtime.proposers.base import Chunks, Draft, Proposer
 from trtllm_dspark.runtime.sampling import SamplingCache
 from trtllm_dspark.runtime.stats import SessionStats
@@ -95,6 +96,7 @@ class RoundSteps:
         acceptance: `rejection` or `coupled`; greedy requests compare argmaxes in both.
         timer: counts what passes take, and the session's counters.
         recorder: told of every round's confidences and accepted lengths.
+        listener: sees every decode pass.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class RoundSteps:
         timer: PassTimer,
         *,
         recorder: ConfidenceRecorder | None = None,
+        listener: RoundListener | None = None,
     ) -> None:
         self._engine = engine
         self._proposer = proposer
@@ -115,6 +118,7 @@ class RoundSteps:
         self._stats: SessionStats = timer.stats
         self._clock: Callable[[], float] = timer.clock
         self._recorder = recorder
+        self._listener = listener
         self._sampling = SamplingCache()
 
     def plan(self, requests: list[ActiveRequest], caps: IntArray, token_budget: int) -> RoundPlan:
@@ -214,6 +218,8 @@ class RoundSteps:
             wanted = self._proposer is not None and self._proposer.needs_features
             emitted += _with_features(decode, chosen, wanted=wanted)
             self._learn(decode, chosen, decode.seconds + self._clock() - started)
+            if self._listener is not None:
+                self._listener.round(decode, chosen)
         return emitted
 
     def _learn(self, decode: DecodePass, chosen: list[tuple[ActiveRequest, Choice]], verify_s: float) -> None:

@@ -9,6 +9,7 @@ from trtllm_dspark.engine.rounds import RoundEngine
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.runtime.device_rounds import DeviceRounds
 from trtllm_dspark.runtime.host_rounds import HostRounds
+from trtllm_dspark.runtime.listener import RoundListener
 from trtllm_dspark.runtime.proposers import AcceptanceMode, Proposer
 from trtllm_dspark.runtime.round import RoundSteps
 from trtllm_dspark.runtime.timing import PassTimer
@@ -45,9 +46,10 @@ def make_rounds(
     *,
     rounds_in_flight: int,
     recorder: ConfidenceRecorder | None = None,
+    listener: RoundListener | None = None,
 ) -> Rounds:
     """Return what runs the rounds of a session."""
     if rounds_in_flight > 1:
         return DeviceRounds(cast(RoundEngine, engine), controller, acceptance, timer, recorder=recorder)
-    steps = RoundSteps(engine, proposer, controller, acceptance, timer, recorder=recorder)
+    steps = RoundSteps(engine, proposer, controller, acceptance, timer, recorder=recorder, listener=listener)
     return HostRounds(engine, steps, proposer, timer)

@@ -17,6 +17,7 @@ from trtllm_dspark.errors import ConfigError, DeviceError, RequestError
 from trtllm_dspark.runtime.active import ActiveRequest, make_active
 from trtllm_dspark.runtime.batcher import Batcher
 from trtllm_dspark.runtime.commit import commit, end_request
+from trtllm_dspark.runtime.listener import RoundListener
 from trtllm_dspark.runtime.outputs import FinishReason, RequestOutput
 from trtllm_dspark.runtime.proposers import AcceptanceMode, BlockProposer, ProposerFactory
 from trtllm_dspark.runtime.request import Request, check_request
@@ -61,7 +62,8 @@ class Session:
         drafter: makes what proposes drafts; None = the engine's own drafter. `cost_table` and `calibration` are to be
             this drafter's.
         rounds_in_flight: rounds submitted before the oldest is collected; None = as many as the engine runs. One round
-            at a time decides on the host, which log-probabilities and drafters outside the engine need.
+            at a time decides on the host, which log-probabilities, drafters outside the engine and listeners need.
+        listener: sees every round.
         clock: seconds; for everything that is timed.
 
     Raises:
@@ -82,6 +84,7 @@ class Session:
         load: LoadSource | None = None,
         drafter: ProposerFactory | None = None,
         rounds_in_flight: int | None = None,
+        listener: RoundListener | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if acceptance not in ("rejection", "coupled"):
@@ -97,6 +100,8 @@ class Session:
         self._proposer = proposer if self._controller.draft_len else None
         if self._proposer is not None:
             self.stats.set_draft_len(self._proposer.draft_len)
+        if listener is not None:
+            rounds_in_flight = 1
         depth = choose_rounds_in_flight(engine, rounds_in_flight, own_drafter=drafter is None)
         if depth > 1:
             # The device drafts: nothing has to keep up on the host.
@@ -121,9 +126,17 @@ class Session:
         self._load = load
         self._drafter = drafter
         self._clock = clock
+        self._listener = listener
         self._rounds_in_flight = rounds_in_flight
         self._rounds = make_rounds(
-            engine, self._proposer, self._controller, acceptance, timer, rounds_in_flight=depth, recorder=recorder
+            engine,
+            self._proposer,
+            self._controller,
+            acceptance,
+            timer,
+            rounds_in_flight=depth,
+            recorder=recorder,
+            listener=listener,
         )
         self._batcher: Batcher[ActiveRequest] = Batcher(engine.limits.max_num_tokens)
         self._slots = SlotTable(engine.limits.max_batch_size)
@@ -141,6 +154,7 @@ class Session:
         speculation: SpeculationConfig | str = DEFAULT_SPECULATION,
         acceptance: AcceptanceMode = "rejection",
         drafter: ProposerFactory | None = None,
+        listener: RoundListener | None = None,
     ) -> Session:
         """Load an engine directory and its tokenizer into a session; `close` releases the engine.
 
@@ -164,6 +178,7 @@ class Session:
                 cost_table=None if drafter else load_cost_table(directory, num_threads=num_threads),
                 calibration=None if drafter else load_calibration(directory),
                 drafter=drafter,
+                listener=listener,
             )
         except BaseException:
             engine.close()
@@ -352,6 +367,8 @@ class Session:
             if request.cancelled:
                 continue
             output = commit(emitted, now=self._clock(), stats=self.stats)
+            if self._listener is not None:
+                self._listener.committed(request, output)
             if self._proposer is not None and not output.finished:
                 self._proposer.committed(request, output.new_token_ids)
             self._deliver(request, output)
@@ -379,7 +396,10 @@ class Session:
     ) -> None:
         if request in self._batcher:
             self._batcher.discard(request)
-        self._deliver(request, end_request(request, reason, error=error, error_code=error_code))
+        output = end_request(request, reason, error=error, error_code=error_code)
+        if self._listener is not None:
+            self._listener.committed(request, output)
+        self._deliver(request, output)
 
     def _deliver(self, request: ActiveRequest, output: RequestOutput) -> None:
         self._outputs.append(output)
