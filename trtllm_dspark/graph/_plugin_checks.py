@@ -59,7 +59,7 @@ def plugin_problems(graph: onnx.GraphProto, *, comparison: bool) -> Iterator[str
             dtypes |= dict.fromkeys(node.output, kind)
             continue
         spec = plugin_specs().get(node.op_type)
-        # Until its own node is found in order, nothing is said about what a value's type should be.
+        # The outputs of a node that fails its checks have no type that others could be compared with.
         dtypes |= dict.fromkeys(node.output, _UNTOLD)
         if spec is None:
             yield f"{node.name} names the plugin {node.op_type}, the library has {', '.join(sorted(plugin_specs()))}"
