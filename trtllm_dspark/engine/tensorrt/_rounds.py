@@ -112,6 +112,11 @@ class RoundQueue:
         self._staging = PinnedRing(device, _DEPTH)
         self._starts = [device.create_event() for _ in range(_DEPTH)]
         self._flights: deque[_Flight] = deque()
+        self._nothing = device.allocate_pinned(self._inputs.num_bytes)
+        views = self._inputs.views(self._nothing)
+        self._nothing[:] = 0
+        _write_greedy(views)
+        views["inv_temperature"][:] = 1.0
         self._next: Ticket = 0
 
     @property
@@ -224,7 +229,8 @@ class RoundQueue:
         self.graphs.launch(key, captured, model.stream, self._round.enqueue, number)
 
     def _idle(self) -> None:
-        self._model.device.clear(self._memory["active"], 4, self._model.stream)
+        """Enqueue inputs of a round in which every row rides along; nobody writes into them, so they need no event."""
+        self._model.device.to_device(self._base[self._inputs], self._nothing, self._model.stream)
 
     def _enqueue_prompts(self, prompts: PromptRows, acceptance: int) -> None:
         model, limits = self._model, self._model.limits
@@ -306,16 +312,21 @@ def _rows(views: Mapping[str, NDArray[Any]], count: int) -> RowResults:
     )
 
 
+def _write_greedy(views: Mapping[str, NDArray[Any]]) -> None:
+    """Make every row greedy and ban nothing: what rows that ride along get."""
+    for name, value in {"temperature": 0, "top_k": 0, "top_p": 1, "seed": 0, "ban_until": 0, "banned": -1}.items():
+        views[name][...] = value
+
+
 def _write_sampling(views: Mapping[str, NDArray[Any]], sampling: RowSampling) -> None:
+    _write_greedy(views)
     count = sampling.temperature.size
     views["temperature"][:count] = sampling.temperature
     views["top_k"][:count] = sampling.top_k
     views["top_p"][:count] = sampling.top_p
     views["seed"][:count] = sampling.seed.view(np.int64)
-    views["ban_until"][:] = 0
     views["ban_until"][:count] = sampling.ban_until
     if sampling.ban_until.any():
-        views["banned"][:count] = -1
         for row, ids in enumerate(sampling.banned):
             if len(ids) > MAX_BANNED:
                 raise DeviceError(f"a request bans {len(ids)} tokens, the engine at most {MAX_BANNED}")
@@ -327,6 +338,8 @@ def _write_decode(views: Mapping[str, NDArray[Any]], decode: DecodeRows, key: Ro
     views["active"][0] = count
     views["max_drafts"][:] = 0
     views["thresholds"][:] = 0.0
+    views["inv_temperature"][:] = 1.0
+    views["position_bias"][:] = 0.0
     _write_sampling(views, decode.sampling)
     views["limits"][:] = 0
     views["terms"][:] = (0.0, 1.0, 0.0)
@@ -338,8 +351,6 @@ def _write_decode(views: Mapping[str, NDArray[Any]], decode: DecodeRows, key: Ro
     views["limits"][:] = (schedule.draft_len, schedule.budget, budget, 0)
     views["thresholds"][:count] = schedule.threshold
     views["terms"][:] = (0.0, schedule.load_scale, schedule.fixed_time_us)
-    views["inv_temperature"][:] = 1.0
-    views["position_bias"][:] = 0.0
     if schedule.temperature is not None:
         views["inv_temperature"][: schedule.temperature.size] = np.float32(1) / schedule.temperature
     if schedule.bias is not None:

@@ -1,0 +1,184 @@
+"""Sessions with two rounds in flight emit what the CPU engine's sessions emit, on a late and on an early device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.fake_engine import token_ids
+from helpers.tiny_tensorrt import Written
+from helpers.trt_fixtures import Opened
+
+from trtllm_dspark.errors import RequestError
+from trtllm_dspark.runtime import Request, SamplingParams, Session
+
+Outputs = dict[str, list[int]]
+
+
+def requests(pair: Written, count: int, *, longest: int = 40) -> list[Request]:
+    """Greedy and sampled requests, some with `min_tokens` and stop tokens, with prompts of one chunk or more."""
+    rng = np.random.default_rng(1)
+    made = []
+    for index in range(count):
+        prompt = rng.integers(0, pair.limits.vocab_size, rng.integers(1, longest)).tolist()
+        params = SamplingParams(
+            max_tokens=int(rng.integers(4, 20)),
+            temperature=0.0 if index % 2 else 1.0,
+            top_k=7 if index % 3 == 2 else 0,
+            seed=index,
+            min_tokens=index % 4,
+            max_draft_len=2 if index == 3 else None,
+        )
+        made.append(Request(f"r{index}", prompt, params))
+    return made
+
+
+def run(
+    session: Session, todo: list[Request], *, each_round: Callable[[Session, int], Any] = lambda session, number: None
+) -> Outputs:
+    """Add a request every other round until none is left; return each request's tokens."""
+    outputs: dict[str, list[Any]] = {}
+    queue = list(todo)
+    for number in range(2000):
+        if number % 2 == 0 and queue:
+            session.add(queue.pop(0))
+        if not queue and not session.has_unfinished():
+            return {name: token_ids(entries) for name, entries in outputs.items()}
+        for output in session.step():
+            outputs.setdefault(output.request_id, []).append(output)
+        each_round(session, number)
+    raise AssertionError("the session never became idle")
+
+
+def make(engine: Any, pair: Written, speculation: str, **options: Any) -> Session:
+    return Session(engine, None, speculation=speculation, acceptance="coupled", eos_token_ids=(5,), **options)
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["late", "early"])
+def test_session_random_pair_equals_cpu(random_weights: Written, opened: Opened, late: bool) -> None:
+    todo = requests(random_weights, 12)
+    expected = run(make(random_weights.cpu, random_weights, "off"), todo)
+    engine, device = opened(random_weights, late=late)
+    session = make(engine, random_weights, "fixed")
+    assert run(session, todo) == expected
+    assert session.stats.slot_copies > 0
+    assert session.stats.acceptance.verified > 0
+
+
+def test_session_with_kernel_sources_equals_cpu(random_weights: Written, opened: Opened) -> None:
+    """The launch parameters fit the kernels: the CUDA sources, compiled for the host, run whole rounds."""
+    todo = requests(random_weights, 3, longest=12)
+    expected = run(make(random_weights.cpu, random_weights, "off"), todo)
+    engine, _ = opened(random_weights, kernels="sources")
+    assert run(make(engine, random_weights, "threshold:0.2"), todo) == expected
+
+
+@pytest.mark.parametrize("speculation", ["off", "fixed:3", "threshold:0.4", "stale_topk:6"])
+def test_session_toy_pair_equals_cpu(toy_weights: Written, opened: Opened, speculation: str) -> None:
+    todo = requests(toy_weights, 5, longest=12)
+    expected = run(make(toy_weights.cpu, toy_weights, "off"), todo)
+    engine, _ = opened(toy_weights)
+    session = make(engine, toy_weights, speculation)
+    assert run(session, todo) == expected
+    if speculation != "off":
+        # Drafts are right most of the time: rounds emit more than one token.
+        assert session.stats.acceptance.accepted > session.stats.acceptance.verified / 3
+        assert engine.graph_stats is not None
+        assert engine.graph_stats.replays > engine.graph_stats.misses
+
+
+def test_session_request_that_ends_leaves_its_round_in_flight_unread(toy_weights: Written, opened: Opened) -> None:
+    """A stop token in round n is seen after round n + 1 was submitted: nothing of that round is emitted."""
+    prompt = Request("a", [40], SamplingParams(max_tokens=30, temperature=0))
+    (tokens,) = run(make(toy_weights.cpu, toy_weights, "off"), [prompt]).values()
+    stop = tokens[9]
+    stopped = Request("a", [40], SamplingParams(max_tokens=30, temperature=0, stop_token_ids=(stop,)))
+    engine, _ = opened(toy_weights)
+    session = make(engine, toy_weights, "fixed")
+    assert run(session, [stopped])["a"] == tokens[: tokens.index(stop) + 1]
+    # The slot is taken over at once by a request that must not see what the other left.
+    assert run(session, [prompt])["a"] == tokens
+
+
+def test_session_cancelled_in_flight_emits_nothing_more(toy_weights: Written, opened: Opened) -> None:
+    engine, _ = opened(toy_weights)
+    session = make(engine, toy_weights, "fixed")
+    todo = [Request(name, [40 + n], SamplingParams(max_tokens=24, temperature=0)) for n, name in enumerate("abc")]
+    expected = run(make(toy_weights.cpu, toy_weights, "off"), todo)
+    seen: dict[str, list[Any]] = {}
+    for request in todo:
+        session.add(request)
+    for number in range(40):
+        if not session.has_unfinished():
+            break
+        if number == 3:
+            assert session.cancel("b")
+        for output in session.step():
+            seen.setdefault(output.request_id, []).append(output)
+    assert [entry.finish_reason for entry in seen["b"]][-1] == "cancelled"
+    assert token_ids(seen["b"]) == expected["b"][: len(token_ids(seen["b"]))]
+    for name in "ac":
+        assert token_ids(seen[name]) == expected[name]
+
+
+def test_session_same_id_again_gets_its_own_tokens(toy_weights: Written, opened: Opened) -> None:
+    """A new request of an old name is not mistaken for the one whose round is still in flight."""
+    engine, _ = opened(toy_weights)
+    session = make(engine, toy_weights, "fixed")
+    first = Request("a", [40], SamplingParams(max_tokens=4, temperature=0))
+    second = Request("a", [60], SamplingParams(max_tokens=9, temperature=0))
+    other = Request("b", [50], SamplingParams(max_tokens=40, temperature=0))
+    expected = run(make(toy_weights.cpu, toy_weights, "off"), [second])["a"]
+    session.add(first)
+    session.add(other)
+    tokens: list[int] = []
+    added = False
+    while session.has_unfinished():
+        for output in session.step():
+            if output.request_id == "a" and added:
+                tokens += output.new_token_ids
+            elif output.request_id == "a" and output.finished:
+                session.add(second)
+                added = True
+    assert tokens == expected
+
+
+def test_session_one_round_at_a_time_decides_on_the_host(toy_weights: Written, opened: Opened) -> None:
+    engine, device = opened(toy_weights, kernels=None)
+    assert engine.rounds_in_flight == 0
+    request = Request("a", [40], SamplingParams(max_tokens=12, temperature=0, logprobs=True))
+    expected = run(make(toy_weights.cpu, toy_weights, "fixed"), [request])
+    assert run(make(engine, toy_weights, "fixed"), [request]) == expected
+    assert not [op for op in device.ops if op.kind == "launch"]
+
+
+def test_session_refuses_what_needs_logits_on_the_host(toy_weights: Written, opened: Opened) -> None:
+    engine, _ = opened(toy_weights)
+    session = make(engine, toy_weights, "fixed")
+    with pytest.raises(RequestError, match="log-probabilities need rounds one at a time"):
+        session.add(Request("a", [4], SamplingParams(max_tokens=4, logprobs=True)))
+    stops = tuple(range(20))
+    with pytest.raises(RequestError, match="min_tokens with 20 end tokens, this engine takes 16"):
+        session.add(Request("a", [4], SamplingParams(max_tokens=4, min_tokens=2, stop_token_ids=stops)))
+    assert not session.has_unfinished()
+    single = make(engine, toy_weights, "fixed", rounds_in_flight=1)
+    assert len(run(single, [Request("a", [40], SamplingParams(max_tokens=4, logprobs=True))])["a"]) == 4
+
+
+@pytest.mark.parametrize("plan", ["target", "drafter_block", "drafter_context"])
+def test_session_failed_pass_ends_every_request(toy_weights: Written, opened: Opened, plan: str) -> None:
+    engine, device = opened(toy_weights, cuda_graphs=False)
+    session = make(engine, toy_weights, "fixed")
+    for name in "ab":
+        session.add(Request(name, [40], SamplingParams(max_tokens=30, temperature=0)))
+    outputs = [output for _ in range(3) for output in session.step()]
+    device.fail_pass = plan
+    while session.has_unfinished():
+        outputs += session.step()
+    last = {output.request_id: output for output in outputs}
+    assert {output.finish_reason for output in last.values()} == {"error"}
+    assert all("planted failure" in str(output.error) for output in last.values())
+    assert session.failure is not None
+    device.finish()
