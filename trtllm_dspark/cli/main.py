@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("trtllm_dspark.cli.bench", "compare speculation modes on the same prompts"),
     "profile": ("trtllm_dspark.cli.profile", "measure what the engine's passes cost"),
     "eval": ("trtllm_dspark.cli.eval", "measure the drafter's acceptance and confidence on prompts"),
+    "train": ("trtllm_dspark.cli.train", "make a drafter for a target from the target alone"),
     "calibrate": ("trtllm_dspark.cli.calibrate", "fit the confidence head's calibration on prompts"),
     "simulate": ("trtllm_dspark.cli.simulate", "foretell what a server does under a load, from its table of times"),
     "serve": ("trtllm_dspark.cli.serve", "package a Triton model repository and start the server"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trtllm_dspark.checkpoint import Checkpoint
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
+from trtllm_dspark.errors import ConfigError
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -99,6 +102,26 @@ def drafter_config(
         confidence_with_markov=rank > 0,
         draft_vocab_size=draft_vocab_size,
     )
+
+
+def unused_token(target: Checkpoint) -> int:
+    """Return a special token that neither the chat template nor the end of a text uses: what masks a block.
+
+    Raises:
+        ConfigError: the tokenizer has none.
+    """
+    if target.tokenizer is not None:
+        config, template = target.config, target.tokenizer.chat_template or ""
+        used = {config.bos_token_id, config.pad_token_id, *config.eos_token_ids}
+        added = json.loads(target.tokenizer.tokenizer_json).get("added_tokens", [])
+        free = [
+            int(token["id"])
+            for token in added
+            if token.get("special") and token["id"] not in used and token["content"] not in template
+        ]
+        if free:
+            return max(free)
+    raise ConfigError("the tokenizer has no special token that is free for masks; give --mask_token_id")
 
 
 def default_layer_ids(num_layers: int) -> tuple[int, ...]:

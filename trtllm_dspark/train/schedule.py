@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from trtllm_dspark.errors import ConfigError
 
@@ -24,6 +25,10 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.num_steps < 1 or self.warmup_steps < 0 or not 0 <= self.decay_share <= 1:
             raise ConfigError("a schedule needs at least one step, no negative warm-up and a decay share from 0 to 1")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as plain JSON values."""
+        return asdict(self)
 
     def scale(self, step: int) -> float:
         """Return the factor of step 1..num_steps; the last step's is just above 0."""

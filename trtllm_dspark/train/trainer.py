@@ -32,6 +32,9 @@ from trtllm_dspark.train.responses import Response
 from trtllm_dspark.train.saved_state import SavedState, save_state
 from trtllm_dspark.train.schedule import Schedule
 
+MEASURED_STEPS = 10
+"""Steps whose mean time decides how many fit into --minutes."""
+
 
 class TrainingFailed(DsparkError):
     """The loss is not a number any more; the last saved state is from before."""
@@ -110,7 +113,6 @@ class Trainer:
         capturers: one a thread.
         cache: of captured sequences.
         draft_token_ids: [Vd] target ids, or None for all.
-        schedule: of the learning rates.
     """
 
     def __init__(
@@ -123,12 +125,10 @@ class Trainer:
         capturers: Sequence[Capturer],
         cache: FeatureCache,
         draft_token_ids: NDArray[np.int64] | None,
-        schedule: Schedule,
     ) -> None:
         if trainer.batch.sample_positions and config.markov_head == "rnn":
             raise ConfigError("an rnn head needs every position of a block; leave out --sample_positions")
         self.config, self.trainer, self.parameters, self.frozen = config, trainer, parameters, frozen
-        self.schedule = schedule
         self.steps_done = 0
         self._responses = [response for response in responses if response.num_anchors > 0]
         if not self._responses:
@@ -147,8 +147,8 @@ class Trainer:
         """Release the threads."""
         self._pool.shutdown()
 
-    def step(self) -> StepReport:
-        """Train one step.
+    def step(self, scale: float) -> StepReport:
+        """Train one step with the learning rates times `scale`.
 
         Raises:
             TrainingFailed: the loss is not finite; the parameters are as before the step.
@@ -174,7 +174,6 @@ class Trainer:
         for result in results[1:]:
             for name, grad in result.grads.items():
                 grads[name] += grad
-        scale = self.schedule.scale(number)
         self._optimizer.step(grads, number, scale)
         self.steps_done = number
         parts = np.sum([result.parts for result in results], 0)
@@ -244,7 +243,7 @@ class Trainer:
         Raises:
             DeviceError: the disk is full or fails; the state before is intact.
         """
-        own = {"steps_done": self.steps_done, "trainer": asdict(self.trainer), "schedule": asdict(self.schedule)}
+        own = {"steps_done": self.steps_done, "trainer": asdict(self.trainer)}
         tensors = {f"parameter/{name}": value.numpy() for name, value in self.parameters.items()}
         tensors |= {f"optimizer/{name}": value.numpy() for name, value in self._optimizer.state.items()}
         save_state(directory, {**facts, **own}, tensors)
@@ -283,20 +282,64 @@ class Trainer:
         return arrays
 
 
+class Steps:
+    """How many steps a run has: given, or from its first steps and the minutes it may take.
+
+    Args:
+        num_steps: given number, or None.
+        minutes: limit of this sitting, or None; with `num_steps` None the schedule is made to end there.
+        warmup_steps: of the schedule.
+        decay_share: of the schedule.
+    """
+
+    def __init__(self, num_steps: int | None, minutes: float | None, warmup_steps: int, decay_share: float) -> None:
+        self.schedule = None if num_steps is None else Schedule(num_steps, warmup_steps, decay_share)
+        self._deadline = None if minutes is None else time.perf_counter() + 60 * minutes
+        self._warmup_steps, self._decay_share = warmup_steps, decay_share
+        self._seconds: list[float] = []
+
+    def over(self, steps_done: int) -> bool:
+        """Whether the schedule has ended or the time is up."""
+        late = self._deadline is not None and time.perf_counter() >= self._deadline
+        return late or (self.schedule is not None and steps_done >= self.schedule.num_steps)
+
+    def scale(self, step: int) -> float:
+        """Return the factor of the learning rates."""
+        if self.schedule is not None:
+            return self.schedule.scale(step)
+        return min(1.0, step / self._warmup_steps) if self._warmup_steps else 1.0
+
+    def took(self, report: StepReport) -> None:
+        """Fix the schedule once `MEASURED_STEPS` steps say how fast they are.
+
+        Captures are left out of the estimate: they stop when every sequence is known.
+        """
+        if self.schedule is not None or self._deadline is None:
+            return
+        self._seconds.append(report.seconds - report.capture_seconds)
+        if len(self._seconds) == MEASURED_STEPS:
+            left = max(self._deadline - time.perf_counter(), 0.0)
+            more = int(left / (sum(self._seconds) / MEASURED_STEPS))
+            self.schedule = Schedule(report.step + max(more, 1), self._warmup_steps, self._decay_share)
+
+
 def run(
     trainer: Trainer,
+    steps: Steps,
     *,
     stop: Callable[[], bool],
-    told: Callable[[StepReport], None],
-    saved: Callable[[], None],
+    told: Callable[[StepReport, int | None], None],
+    saved: Callable[[Schedule | None], None],
     save_every: int,
 ) -> None:
-    """Train until the schedule's end or until `stop`; `saved` is called every `save_every` steps and at the end."""
-    while trainer.steps_done < trainer.schedule.num_steps and not stop():
-        told(trainer.step())
+    """Train until the steps are over or until `stop`; `saved` is called every `save_every` steps and at the end."""
+    while not steps.over(trainer.steps_done) and not stop():
+        report = trainer.step(steps.scale(trainer.steps_done + 1))
+        steps.took(report)
+        told(report, None if steps.schedule is None else steps.schedule.num_steps)
         if trainer.steps_done % save_every == 0:
-            saved()
-    saved()
+            saved(steps.schedule)
+    saved(steps.schedule)
 
 
 def full_draft_config(config: DrafterConfig) -> DrafterConfig:

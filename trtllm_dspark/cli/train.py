@@ -1,0 +1,318 @@
+"""`trtllm-dspark train`: make a drafter for a target from the target alone."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from trtllm_dspark.cli._prompts import read_prompts
+from trtllm_dspark.cli._tables import print_table
+from trtllm_dspark.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from trtllm_dspark.train.generate import GenerationConfig
+    from trtllm_dspark.train.pipeline import Preparation, Run, TrainConfig
+    from trtllm_dspark.train.responses import Response
+    from trtllm_dspark.train.trainer import StepReport
+
+logger = logging.getLogger(__name__)
+
+RESPONSES_FILE = "responses.jsonl"
+HEADS = ("vanilla", "gated", "rnn")
+Stop = Callable[[], bool]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    paths = parser.add_argument_group("input and output")
+    paths.add_argument(
+        "--target_checkpoint",
+        required=True,
+        metavar="PATH",
+        help="target: a GGUF file, a Hugging Face directory, or package:NAME",
+    )
+    paths.add_argument("--output_dir", type=Path, required=True, help="drafter, log, training state and caches")
+    paths.add_argument(
+        "--prompts_file",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="F.jsonl",
+        help="prompts the target answers, one object with 'prompt' a line; repeatable",
+    )
+    paths.add_argument(
+        "--responses_file",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="F.jsonl",
+        help="sequences that the target generated before, in place of prompts; repeatable (docs/training.md)",
+    )
+    paths.add_argument(
+        "--validation_file",
+        type=Path,
+        metavar="F.jsonl",
+        help="greedy sequences of the target that are not trained on: accepted length before and after",
+    )
+    paths.add_argument("--init_from", metavar="DIR", help="drafter to go on from; its shape replaces the flags below")
+    paths.add_argument("--resume", action="store_true", help="go on with the run that --output_dir holds")
+    paths.add_argument(
+        "--include_shared", action="store_true", help="store copies of the target's embedding and head as DeepSpec does"
+    )
+    _add_length(parser)
+    _add_drafter(parser)
+    _add_generation(parser)
+    _add_loss(parser)
+
+
+def _add_length(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("length and resources")
+    group.add_argument("--steps", type=int, metavar="N", help="steps of the whole run, earlier sittings included")
+    group.add_argument(
+        "--minutes", type=float, metavar="M", help="stop after M minutes of training; alone, the schedule ends then"
+    )
+    group.add_argument("--num_threads", type=int, default=2, metavar="N", help="CPU threads")
+    group.add_argument("--save_every", type=int, default=20, metavar="N", help="steps between saved states")
+    group.add_argument(
+        "--feature_cache_gib", type=float, default=8.0, metavar="X", help="disk for captured features at most"
+    )
+    group.add_argument(
+        "--max_seq_len", type=int, default=512, metavar="N", help="tokens of a sequence; longer: left out"
+    )
+    group.add_argument(
+        "--weight_dtype", default="float32", choices=("float32", "int8"), help="the target's weights while training"
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="S", help="decides every draw")
+
+
+def _add_drafter(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("drafter")
+    group.add_argument(
+        "--drafter", default="dspark", choices=("dspark", "dflash"), help="dflash: without a sequential head"
+    )
+    group.add_argument("--num_layers", type=int, default=2, metavar="N", help="layers of the parallel block")
+    group.add_argument("--block_size", type=int, default=7, metavar="G", help="gamma, draft tokens of a block")
+    group.add_argument("--markov_head", default="vanilla", choices=HEADS, help="kind of sequential head")
+    group.add_argument("--markov_rank", type=int, default=64, metavar="R", help="its rank")
+    group.add_argument(
+        "--target_layer_ids", metavar="I,J,...", help="layers whose outputs are the features; default: five, spread"
+    )
+    group.add_argument("--mask_token_id", type=int, metavar="ID", help="default: a special token that nothing uses")
+    group.add_argument(
+        "--draft_vocab_size", type=int, metavar="N", help="train on the N most frequent tokens only; others get zeros"
+    )
+    group.add_argument("--draft_vocab_counts", type=Path, metavar="F.json", help="token counts that choose them")
+
+
+def _add_generation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("generation")
+    group.add_argument(
+        "--temperatures", default="0:2,0.7:1,1:2", metavar="T:SHARE,...", help="temperatures of the responses"
+    )
+    group.add_argument("--responses_per_prompt", type=int, default=1, metavar="N", help="responses to each prompt")
+    group.add_argument(
+        "--num_self_made", type=int, default=0, metavar="N", help="user's turns that the target writes itself"
+    )
+    group.add_argument("--max_response_len", type=int, default=128, metavar="N", help="tokens of a response")
+    group.add_argument("--batch_size", type=int, default=64, metavar="B", help="responses generated at once")
+
+
+def _add_loss(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training")
+    group.add_argument("--num_sequences", type=int, default=24, metavar="N", help="sequences of a step")
+    group.add_argument("--anchors_per_sequence", type=int, default=32, metavar="N", help="blocks of each")
+    group.add_argument("--lr_scale", type=float, default=1.0, metavar="X", help="factor of all learning rates")
+    group.add_argument("--warmup_steps", type=int, default=10, metavar="N", help="steps of the rise")
+    group.add_argument("--decay_share", type=float, default=0.6, metavar="X", help="part of the run that falls to 0")
+    group.add_argument("--ce_alpha", type=float, default=0.1, metavar="X", help="share of the cross-entropy")
+    group.add_argument("--l1_alpha", type=float, default=0.9, metavar="X", help="share of the distance")
+    group.add_argument("--confidence_alpha", type=float, default=1.0, metavar="X", help="share of the confidence")
+    group.add_argument(
+        "--position_decay", type=float, default=4.0, metavar="X", help="position k weighs exp(-(k - 1) / X)"
+    )
+    group.add_argument(
+        "--sample_positions", action="store_true", help="draw positions with their weights instead: fewer products"
+    )
+    group.add_argument(
+        "--target_temperature",
+        type=float,
+        default=1.0,
+        metavar="T",
+        help="of the target's distribution that is learned; below 1 favours greedy acceptance",
+    )
+    group.add_argument("--top_k", type=int, default=128, metavar="K", help="the target's probabilities kept a token")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate what is missing, train, write the drafter."""
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("training needs PyTorch; install it with pip install 'trtllm-dspark[train]'")
+    from trtllm_dspark.train.pipeline import Preparation, Run
+
+    if bool(args.prompts_file) == bool(args.responses_file):
+        raise ConfigError("give --prompts_file or --responses_file: what to answer, or what was answered")
+    turns = [prompt for path in args.prompts_file for prompt in read_prompts(path)]
+    generation, config = _generation_config(args), _train_config(args)
+    with _stop_on_signals() as stop:
+        preparation = Preparation(config)
+        responses = _read(args.responses_file, preparation)
+        if not responses:
+            responses = _generate(args, preparation, turns, generation, stop)
+        run = Run(preparation, responses)
+        try:
+            return _train(args, run, preparation, stop)
+        finally:
+            run.close()
+
+
+def _train(args: argparse.Namespace, run: Run, preparation: Preparation, stop: Stop) -> int:
+    validation = [] if args.validation_file is None else _read([args.validation_file], preparation)
+    before = run.validate(validation)
+    with _bar() as bar:
+        told = _progress(bar, run)
+        directory = run.train(stop=stop, told=told)
+    after = run.validate(validation)
+    rows = [("drafter", str(directory)), ("steps", str(run.trainer.steps_done))]
+    for domain in after:
+        lengths = [emitted / max(rounds, 1) for emitted, rounds in (before[domain], after[domain])]
+        rows.append((f"accepted length {domain}", f"{lengths[0]:.2f} before, {lengths[1]:.2f} after"))
+    print_table(rows)
+    return 0
+
+
+def _generate(
+    args: argparse.Namespace, preparation: Preparation, prompts: Sequence[Any], config: GenerationConfig, stop: Stop
+) -> list[Response]:
+    from trtllm_dspark.train.generate import UserTurn, generate
+    from trtllm_dspark.train.responses import read_responses
+
+    turns = [UserTurn(prompt.text, prompt.domain or "", prompt.index + 1) for prompt in prompts]
+    path = args.output_dir / RESPONSES_FILE
+    if not args.resume:
+        path.unlink(missing_ok=True)
+    session = preparation.feature_target.session(max_batch_size=config.batch_size, num_threads=args.num_threads)
+    total = (len(turns) + config.num_self_made) * config.responses_per_prompt
+    try:
+        with _bar() as bar:
+            task = bar.add_task("generating", total=total, facts="")
+            done = 0
+
+            def told(response: Response) -> None:
+                nonlocal done
+                done += len(response.token_ids) - response.response_start
+                bar.update(task, advance=1, facts=f"{done / max(bar.tasks[task].elapsed or 0, 1e-9):.0f} tokens/s")
+
+            generate(session, turns, config, path, told=told, stop=stop)
+    finally:
+        session.close()
+    responses = read_responses(path, preparation.target.config.vocab_size)
+    if not responses:
+        raise UsageError("no response was generated before the stop; start again")
+    # Whatever order they ended in: a resumed run must see the same sequence.
+    return sorted(responses, key=lambda response: response.index)
+
+
+def _read(paths: Sequence[Path], preparation: Preparation) -> list[Response]:
+    from trtllm_dspark.train.responses import read_responses
+
+    vocab = preparation.target.config.vocab_size
+    return [response for path in paths for response in read_responses(path, vocab)]
+
+
+def _progress(bar: Progress, run: Run) -> Callable[[StepReport, int | None], None]:
+    task = bar.add_task("training", total=None, completed=run.trainer.steps_done, facts="")
+    interactive = bar.console.is_terminal
+
+    def told(report: StepReport, num_steps: int | None) -> None:
+        speed = report.num_blocks * run.drafter.block_size / max(report.seconds, 1e-9)
+        facts = f"loss {report.loss:.3f}  tau {report.tau:.2f}  {speed:.0f} tokens/s"
+        bar.update(task, total=num_steps, completed=report.step, facts=facts)
+        if not interactive and report.step % 10 == 0:
+            logger.info("step %d of %s: %s", report.step, num_steps or "?", facts)
+
+    return told
+
+
+def _bar() -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[facts]}"),
+    )
+    return Progress(*columns, console=Console(file=sys.stderr), transient=True)
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[Stop]:
+    """Finish the step at hand on SIGINT or SIGTERM; a second SIGINT interrupts at once."""
+    asked: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.append(number)
+        logger.warning("stopping after this step; the drafter is written then")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _train_config(args: argparse.Namespace) -> TrainConfig:
+    from trtllm_dspark.train.loss import Alphas
+    from trtllm_dspark.train.pipeline import TrainConfig
+
+    names = (
+        "target_checkpoint output_dir steps minutes init_from num_layers block_size markov_rank mask_token_id "
+        "draft_vocab_size draft_vocab_counts num_sequences anchors_per_sequence position_decay sample_positions "
+        "target_temperature lr_scale warmup_steps decay_share top_k weight_dtype feature_cache_gib max_seq_len "
+        "num_threads save_every seed resume include_shared"
+    ).split()
+    layer_ids = () if args.target_layer_ids is None else _integers("target_layer_ids", args.target_layer_ids)
+    return TrainConfig(
+        **{name: getattr(args, name) for name in names},
+        target_layer_ids=layer_ids,
+        markov_head="none" if args.drafter == "dflash" else args.markov_head,
+        alphas=Alphas(args.ce_alpha, args.l1_alpha, args.confidence_alpha),
+    )
+
+
+def _generation_config(args: argparse.Namespace) -> GenerationConfig:
+    from trtllm_dspark.train.generate import GenerationConfig
+
+    try:
+        pairs = [part.split(":") for part in args.temperatures.split(",")]
+        temperatures, shares = zip(*((float(value), float(share)) for value, share in pairs), strict=True)
+    except ValueError as error:
+        raise ConfigError(f"--temperatures must look like 0:2,0.7:1,1:2, got {args.temperatures!r}") from error
+    return GenerationConfig(
+        temperatures=temperatures,
+        temperature_shares=shares,
+        responses_per_prompt=args.responses_per_prompt,
+        max_response_len=args.max_response_len,
+        num_self_made=args.num_self_made,
+        batch_size=args.batch_size,
+        seed=args.seed,
+    )
+
+
+def _integers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--{name} must look like 1,8,15, got {text!r}") from error
