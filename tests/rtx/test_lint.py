@@ -24,8 +24,9 @@ from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.cli.main import main
 from trtllm_dspark.engine import load_engine
 from trtllm_dspark.errors import ConfigError, EngineError
-from trtllm_dspark.graph import write_target
+from trtllm_dspark.graph import WeightDtype, write_target
 from trtllm_dspark.graph.lowering import TrtNativeLowering
+from trtllm_dspark.graph.weight_only import WEIGHT_ONLY
 
 pytestmark = pytest.mark.tensorrt_rtx
 
@@ -75,6 +76,52 @@ def test_standard_attention_is_noticed(target: onnx.ModelProto, tmp_path: Path) 
             node.CopyFrom(attention)
     with pytest.raises(EngineError, match="a copy of a whole cache each pass|fused kernels"):
         lint(tmp_path, target)
+
+
+def test_attention_that_no_kernel_fuses_is_missed(target: onnx.ModelProto, tmp_path: Path) -> None:
+    """One layer written out with a sigmoid for the softmax, which the builder would still recognise."""
+    expected, make = expect_of(target), onnx.helper.make_node
+    place, attention = next((i, n) for i, n in enumerate(target.graph.node) if n.op_type == "TRT_Attention")
+    q, k, v = list(attention.input)[:3]
+    for name, shape in (("grouped_shape", [0, 2, -1, 64]), ("heads_shape", [0, 8, -1, 64])):
+        target.graph.initializer.append(onnx.numpy_helper.from_array(np.array(shape, np.int64), name))
+    written_out = [
+        make("Reshape", [q, "grouped_shape"], ["grouped"], name="grouped"),
+        make("Transpose", [k], ["keys"], name="keys", perm=[0, 1, 3, 2]),
+        make("MatMul", ["grouped", "keys"], ["scores"], name="scores"),
+        make("Sigmoid", ["scores"], ["shares"], name="shares"),
+        make("MatMul", ["shares", v], ["mixed"], name="mixed"),
+        make("Reshape", ["mixed", "heads_shape"], list(attention.output), name="heads"),
+    ]
+    del target.graph.node[place]
+    for node in reversed(written_out):
+        target.graph.node.insert(place, node)
+    (tmp_path / "planted.onnx").write_bytes(target.SerializeToString())
+    messages = run_builder(TENSORRT_RTX, tmp_path / "planted.onnx", target, [PROFILE], "sm89").messages
+    with pytest.raises(EngineError, match="2 of 3 attention layers are fused kernels"):
+        lint_layers(parse_layers(messages), expected, num_profiles=1, found_weight_bytes=weight_bytes(messages))
+
+
+def test_ungrouped_heads_copy_the_caches(tmp_path: Path) -> None:
+    """As many key heads as query heads: this builder's fused attention reads a reshaped copy of them."""
+    write_graph(tmp_path, replace(MODEL, num_kv_heads=8))
+    with pytest.raises(EngineError, match="a copy of a whole cache each pass"):
+        compile_plan(TENSORRT_RTX, tmp_path / "target.onnx", tmp_path / "p.plan", [PROFILE], "sm89")
+
+
+@pytest.mark.parametrize("weight_dtype", WEIGHT_ONLY)
+def test_weight_only_matrices_stay_narrow_in_the_plan(weight_dtype: WeightDtype, tmp_path: Path) -> None:
+    """A builder that dequantised constants once and for all would hold 16-bit weights: the lint would notice."""
+    arrays = random_arrays(MODEL, np.random.default_rng(0))
+    lowering = TrtNativeLowering(320, "bfloat16")
+    write_target(tmp_path, MODEL, arrays, max_seq_len=256, weight_dtype=weight_dtype, lowering=lowering)
+    graph, plan = tmp_path / "target.onnx", tmp_path / "p.plan"
+    compiled = compile_plan(TENSORRT_RTX, graph, plan, [PROFILE], "sm89")
+    stored = (tmp_path / "target.onnx.data").stat().st_size
+    assert compiled.weight_bytes < stored * 1.02 + 4096
+    layers = sum(value.size for name, value in arrays.items() if name.startswith("layers.") and value.ndim == 2)
+    tables = 2 * MODEL.vocab_size * MODEL.hidden_size
+    assert compiled.weight_bytes < 2 * tables + layers * {"w8a16": 1.05, "w4a16": 0.6, "fp8": 1.05}[weight_dtype]
 
 
 def test_second_copy_of_the_head_is_duplicated_weights(tmp_path: Path) -> None:

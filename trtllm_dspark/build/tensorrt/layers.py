@@ -139,13 +139,6 @@ def lint_layers(
     Raises:
         EngineError: a cache copy, missing fused attention, or weights held twice.
     """
-    for layer in layers:
-        for tensor in layer.outputs:
-            if _cache_shaped(tensor, expected) and not _is_update(layer, tensor, expected):
-                raise EngineError(
-                    f"layer {layer.name!r} writes {tensor.name!r} of shape {list(tensor.dims)}, a copy of a whole "
-                    "cache each pass; the builder gave up in-place attention, use the version docs/tensorrt.md names"
-                )
     fused = sum("_mha" in layer.name for layer in layers)
     wanted = expected.num_attention * num_profiles
     if fused != wanted:
@@ -153,6 +146,13 @@ def lint_layers(
             f"{fused} of {wanted} attention layers are fused kernels; this head size or GPU architecture has none, "
             "change --dtype or --gpu_architecture"
         )
+    for layer in layers:
+        for tensor in layer.outputs:
+            if _cache_shaped(tensor, expected) and not _is_update(layer, tensor, expected):
+                raise EngineError(
+                    f"layer {layer.name!r} writes {tensor.name!r} of shape {list(tensor.dims)}, a copy of a whole "
+                    "cache each pass; the builder gave up in-place attention, use the version docs/tensorrt.md names"
+                )
     wanted = len(expected.plugins) * num_profiles
     plugins = sum(layer.kind.startswith("PluginV3") for layer in layers)
     if plugins != wanted:
