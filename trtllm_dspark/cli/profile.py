@@ -8,10 +8,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from trtllm_dspark.cli._cost_plot import check_plot, write_plot
 from trtllm_dspark.cli._tables import print_table
 from trtllm_dspark.engine import Engine, load_engine
 from trtllm_dspark.engine.device import cpu_name
-from trtllm_dspark.engine_dir import open_engine_dir
+from trtllm_dspark.engine_dir import EngineDirectory, open_engine_dir
 from trtllm_dspark.speculation import CostTable, measure_cost_table
 from trtllm_dspark.speculation.cost_table import check_cost_table, make_monotone
 from trtllm_dspark.speculation.cost_table_file import StoredCostTable, write_cost_table
@@ -24,22 +25,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--num_threads", type=int, default=2, metavar="N", help="CPU threads of a pass; a table counts for this number"
     )
     parser.add_argument("--quick", action="store_true", help="one context depth and fewer lengths")
+    parser.add_argument(
+        "--plot", type=Path, metavar="F.png", help="also draw the times; .svg, or .png with the extra 'plot'"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, write `cost_table.json` and print what was found."""
+    if args.plot is not None:
+        check_plot(args.plot)
     directory = open_engine_dir(args.engine_dir)
-    engine = load_engine(args.engine_dir, num_threads=args.num_threads, verify_hashes=False)
+    stored = measure_and_store(directory, num_threads=args.num_threads, quick=args.quick)
+    rows = [("cost table", str(directory.path / "cost_table.json"))]
+    clock = "" if stored.sm_clock_mhz is None else f", SM clock {stored.sm_clock_mhz} MHz"
+    rows.append(("device", f"{stored.device}, {stored.num_threads} threads{clock}"))
+    print_table([*rows, *_rows(stored.table)])
+    if args.plot is not None:
+        write_plot(args.plot, stored.table)
+    return 0
+
+
+def measure_and_store(directory: EngineDirectory, *, num_threads: int, quick: bool) -> StoredCostTable:
+    """Measure an engine of its own and write `cost_table.json`.
+
+    Raises:
+        ConfigError: the times are flat or inverted; nothing is written.
+        DeviceError: the file cannot be written.
+    """
+    engine = load_engine(directory.path, num_threads=num_threads, verify_hashes=False)
     try:
-        table = _measure(engine, quick=args.quick)
+        table = _measure(engine, quick=quick)
     finally:
         engine.close()
     check_cost_table(table)
-    table = make_monotone(table)
-    stored = StoredCostTable(table, cpu_name(), args.num_threads)
-    path = write_cost_table(directory, stored)
-    print_table([("cost table", str(path)), ("device", f"{stored.device}, {args.num_threads} threads"), *_rows(table)])
-    return 0
+    # What runs here is the CPU engine: the SM clock is a GPU's.
+    stored = StoredCostTable(make_monotone(table), cpu_name(), num_threads, sm_clock_mhz=None)
+    write_cost_table(directory, stored)
+    return stored
 
 
 def _measure(engine: Engine, *, quick: bool) -> CostTable:

@@ -15,10 +15,16 @@ from trtllm_dspark.speculation.drift import RoundCosts
 
 EVALUATE_EVERY = 4
 """Rounds between two evaluations while the batch stays the same."""
+FIRST_ROUNDS = 16
+"""Rounds at first that are evaluated one by one: nothing is known of the drafter yet."""
+MEASURE_EVERY = 64
+"""Rounds in a row with drafts before one without: what drafts cost shows against a pass that has none."""
+FIRST_MEASURE = 8
+"""The same for the first time, when the table was not checked yet."""
 RATIO_MEMORY = 0.98
-RATIO_PRIOR = 8.0
+RATIO_PRIOR = 1.0
 """Drafts that the confidences count as right before outcomes say otherwise."""
-RATIO_BOUNDS = (0.25, 1.5)
+MAX_RATIO = 1.5
 
 
 class AdaptivePolicy:
@@ -39,12 +45,15 @@ class AdaptivePolicy:
         self.threshold: float | None = None
         self._costs = costs
         self._gamma = max_draft_len
+        self._steps = np.arange(max_draft_len)
         self._bypass = Bypass()
         self._blocks = BlockStatistics(max_draft_len)
         self._promised = self._kept = 0.0
         self._thresholds: dict[Hashable, float] = {}
         self._batch: tuple[Hashable, ...] = ()
-        self._age = 0
+        self._age = self._round = 0
+        self._measure_after = FIRST_MEASURE
+        self._fresh = False
         self._default = 1.0
         self._probed_at: dict[Hashable, int] = {}
         self._num_probed = 0
@@ -59,23 +68,28 @@ class AdaptivePolicy:
     def accepted_ratio(self) -> float:
         """Drafts accepted over drafts promised, recently."""
         ratio = (self._kept + RATIO_PRIOR) / (self._promised + RATIO_PRIOR)
-        return min(RATIO_BOUNDS[1], max(RATIO_BOUNDS[0], ratio))
+        return min(MAX_RATIO, ratio)
 
     def plan(
         self, requests: Sequence[Hashable], caps: IntArray, depth: int, cost_scale: float
-    ) -> tuple[Literal["bypass", "probe", "speculate"], IntArray]:
+    ) -> tuple[Literal["bypass", "measure", "probe", "speculate"], IntArray]:
         """Return what a round does and [R] int64 drafts of each request that may be verified."""
         batch = tuple(requests)
         self._age += 1
-        if batch != self._batch or self._age >= EVALUATE_EVERY:
+        self._round += 1
+        if batch != self._batch or self._age >= EVALUATE_EVERY or self._round < FIRST_ROUNDS:
             self._batch, self._age = batch, 0
             self._evaluate(batch, caps, depth, cost_scale)
+            self._fresh = self._bypass.active and self._any_fresh(caps)
         if self.gain is None:
             return "speculate", caps
-        step = self._bypass.step(self.gain, fresh=self._bypass.active and self._fresh(caps))
+        step = self._bypass.step(self.gain, fresh=self._fresh)
         if step == "probe":
             return step, self._only_probed(caps)
         self._probing = None
+        if step == "speculate" and self._costs.rounds_unmeasured >= self._measure_after:
+            self._measure_after = MEASURE_EVERY
+            return "measure", caps
         return step, caps
 
     def thresholds(self, requests: Sequence[Hashable]) -> FloatArray:
@@ -112,11 +126,12 @@ class AdaptivePolicy:
         self, requests: Sequence[Hashable], confidence: FloatArray, verify_len: IntArray, accepted: IntArray
     ) -> None:
         """Learn from blocks of a past round: [N, gamma] calibrated confidences, [N] drafts verified and accepted."""
-        survival = np.cumprod(np.nan_to_num(confidence), axis=1, dtype=np.float32)
+        # fmax: where the drafter gave no number nothing is promised.
+        survival = np.fmax(confidence, np.float32(0)).cumprod(axis=1)
         self._blocks.add(requests, survival)
         if self._bypass.active:
             self._batch = ()
-        tested = np.arange(self._gamma) < verify_len[:, None]
+        tested = self._steps < verify_len[:, None]
         self._promised = RATIO_MEMORY * self._promised + float(survival[tested].sum())
         self._kept = RATIO_MEMORY * self._kept + float(accepted.sum())
 
@@ -157,9 +172,10 @@ class AdaptivePolicy:
         self._thresholds.update(zip(drafting, chosen.tolist(), strict=True))
         self.threshold = float(np.minimum(chosen, 1.0).mean())
 
-    def _fresh(self, caps: IntArray) -> bool:
+    def _any_fresh(self, caps: IntArray) -> bool:
         """Whether a request that could draft was never seen to."""
-        return any(cap > 0 and self._blocks.blocks(key) == 0 for key, cap in zip(self._batch, caps, strict=True))
+        pairs = zip(self._batch, caps.tolist(), strict=True)
+        return any([cap > 0 and self._blocks.blocks(request) == 0 for request, cap in pairs])
 
     def _only_probed(self, caps: IntArray) -> IntArray:
         """Return caps that let one request draft, the same one during a probe: the unknown first, then the longest ago.

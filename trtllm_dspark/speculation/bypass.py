@@ -6,14 +6,17 @@ from typing import Literal
 
 ENTER_GAIN = 0.01
 """Speculation that promises less than this over plain decoding is not worth its risk."""
-LEAVE_GAIN = 0.03
+LEAVE_GAIN = 0.05
 """Speculation is taken up again when it promises this much; the gap keeps a gain near the margin from flapping."""
 PATIENCE = 8
 """Rounds in a row that must promise too little before a bypass begins."""
+HEAVY_LOSS = -0.1
+"""A round that promises less than this counts as several of them."""
+HEAVY_WEIGHT = 4
 PROBE_ROUNDS = 3
 """Rounds of one probe: as many blocks outweigh what is known of all requests in what is known of one."""
-FRESH_PERIOD = 16
-"""Rounds between two probes at least, when a request has joined of which nothing is known."""
+FRESH_PERIOD = 32
+"""Rounds between two probes at least, when a request has joined of which nothing is known; not at a heavy loss."""
 PROBE_PERIOD = 64
 """Rounds between two probes at first."""
 MAX_PROBE_PERIOD = 256
@@ -41,7 +44,8 @@ class Bypass:
         """
         if self.active:
             return self._bypassed(gain, fresh=fresh)
-        self._poor = self._poor + 1 if gain < ENTER_GAIN else 0
+        poor = HEAVY_WEIGHT if gain < HEAVY_LOSS else 1
+        self._poor = self._poor + poor if gain < ENTER_GAIN else 0
         if self._poor < PATIENCE:
             return "speculate"
         self.active = True
@@ -57,7 +61,8 @@ class Bypass:
             self._left -= 1
             return "probe"
         self._idle += 1
-        if self._idle < (min(FRESH_PERIOD, self._period) if fresh else self._period):
+        soon = fresh and gain > HEAVY_LOSS
+        if self._idle < (min(FRESH_PERIOD, self._period) if soon else self._period):
             return "bypass"
         self._idle, self._left = 0, PROBE_ROUNDS - 1
         self._period = min(2 * self._period, MAX_PROBE_PERIOD)

@@ -25,9 +25,10 @@ from trtllm_dspark.speculation.scheduler import PrefixScheduler
 
 logger = logging.getLogger(__name__)
 
-Reason = Literal["off", "idle", "load", "bypass", "probe", "speculate"]
+Reason = Literal["off", "idle", "load", "bypass", "measure", "probe", "speculate"]
 """Why a round drafts or not: `off` never does, `idle` no request could use a draft, `load` the load forbids it,
-`bypass` plain decoding is as fast, `probe` a look whether it still is, `speculate` drafts pay."""
+`bypass` plain decoding is as fast, `measure` times a plain round among drafting ones; `probe` is a look whether drafts
+pay by now, `speculate` they do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -46,10 +46,13 @@ class CostTable:
     Attributes:
         verify_us: microseconds of a target pass by shape.
         draft_us: microseconds of absorbing one token a request, a drafter block, the chain and the confidences.
+        token_sizes: ascending sizes that passes are padded to, where the engine pads them: then times are a staircase,
+            and a pass costs what the next size does. Empty = passes run as they are.
     """
 
     verify_us: Mapping[VerifyShape, float]
     draft_us: Mapping[DraftShape, float]
+    token_sizes: tuple[int, ...] = ()
 
     def step_time_us(self, num_requests: int, max_tokens: int, *, depth: int = 0) -> FloatArray:
         """Return [max_tokens + 1] float32 microseconds of a pass over B tokens; entry 0 is unused.
@@ -70,7 +73,11 @@ class CostTable:
             raise ConfigError("the cost table has no verify times; measure the engine again")
         depths = sorted({shape.depth for shape in self.verify_us if shape.num_requests == row})
         curves = np.stack([self._curve(row, measured, max_tokens) for measured in depths])
-        return np.maximum.accumulate(_between(depths, curves, depth)).astype(np.float32)
+        curve = np.maximum.accumulate(_between(depths, curves, depth)).astype(np.float32)
+        if not self.token_sizes:
+            return curve
+        sizes = np.array([size for size in self.token_sizes if size <= max_tokens] + [max_tokens], np.int64)
+        return curve[sizes[np.searchsorted(sizes, np.arange(max_tokens + 1))]]
 
     def draft_time_us(self, num_requests: int, *, depth: int = 0) -> float:
         """Return microseconds of drafting one block for each of `num_requests` requests.
@@ -140,7 +147,7 @@ def make_monotone(table: CostTable) -> CostTable:
     for depth in {shape.depth for shape in draft}:
         row = sorted(shape for shape in draft if shape.depth == depth)
         draft.update(zip(row, isotonic([draft[shape] for shape in row]), strict=True))
-    return CostTable(verify, draft)
+    return replace(table, verify_us=verify, draft_us=draft)
 
 
 def isotonic(values: list[float]) -> list[float]:

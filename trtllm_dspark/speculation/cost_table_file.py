@@ -24,11 +24,13 @@ class StoredCostTable:
         table: the times.
         device: what the passes ran on, in words.
         num_threads: CPU threads of a pass.
+        sm_clock_mhz: SM clock of the GPU while it was measured; None on a CPU.
     """
 
     table: CostTable
     device: str
     num_threads: int
+    sm_clock_mhz: int | None = None
 
 
 def write_cost_table(directory: EngineDirectory, stored: StoredCostTable) -> Path:
@@ -40,6 +42,8 @@ def write_cost_table(directory: EngineDirectory, stored: StoredCostTable) -> Pat
     content = {
         "device": stored.device,
         "num_threads": stored.num_threads,
+        "sm_clock_mhz": stored.sm_clock_mhz,
+        "token_sizes": list(stored.table.token_sizes),
         "verify_us": [[*shape, round(us, 2)] for shape, us in sorted(stored.table.verify_us.items())],
         "draft_us": [[*shape, round(us, 2)] for shape, us in sorted(stored.table.draft_us.items())],
     }
@@ -60,7 +64,23 @@ def read_cost_table(directory: EngineDirectory) -> StoredCostTable | None:
     draft = {DraftShape(*key): us for key, us in _rows(fields.raw.get("draft_us"), 2, fields.where)}
     if not verify:
         raise EngineError(f"{fields.where} holds no verify times; {REMEDY}")
-    return StoredCostTable(CostTable(verify, draft), fields.string("device"), fields.integer("num_threads"))
+    sizes = _sizes(fields.raw.get("token_sizes", []), fields.where)
+    clock = fields.raw.get("sm_clock_mhz")
+    return StoredCostTable(
+        CostTable(verify, draft, sizes),
+        fields.string("device"),
+        fields.integer("num_threads"),
+        None if clock is None else fields.integer("sm_clock_mhz"),
+    )
+
+
+def _sizes(values: object, where: str) -> tuple[int, ...]:
+    """Check ascending sizes."""
+    if not isinstance(values, list) or not all(isinstance(value, int) and value > 0 for value in values):
+        raise EngineError(f"{where} has token sizes that are no list of whole numbers; {REMEDY}")
+    if values != sorted(set(values)):
+        raise EngineError(f"{where} has token sizes that do not ascend; {REMEDY}")
+    return tuple(values)
 
 
 def _rows(rows: object, num_keys: int, where: str) -> list[tuple[tuple[int, ...], float]]:

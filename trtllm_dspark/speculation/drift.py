@@ -16,10 +16,12 @@ BASE_BOUND = 16.0
 """The base is corrected by at most this factor either way; what all three share decides nothing."""
 RATIO_BOUND = 4.0
 """Marginal and draft cost are corrected by at most this factor more, or less, than the base."""
-MEMORY = 0.98
-"""Weight of a round after one more round: a correction rests on about fifty."""
-PRIOR = 4.0
+MEMORY = 0.99
+"""Weight of a round after one more round: a correction rests on about a hundred."""
+PRIOR = 0.25
 """Rounds that the assumption counts for that base and marginal cost drift alike."""
+FLAT = 0.02
+"""A pass whose drafts add less than this share measures the base."""
 OUTLIER = 3.0
 """A round that took more than this times its prediction was interrupted; it counts as this much."""
 TOLD = 1.5
@@ -63,11 +65,17 @@ class RoundCosts:
         self.correction = Correction()
         self._width = max_draft_len + 1
         self._curves: dict[tuple[int, int], tuple[FloatArray, float]] = {}
-        self._normal = np.zeros((2, 2))
-        self._moment = np.zeros(2)
+        # The normal equations [[n, nx], [nx, nxx]], [y, xy] of base and marginal: numbers, as this runs every round.
+        self._n = self._nx = self._nxx = self._y = self._xy = 0.0
+        self._unmeasured = 0
         self._draft_weight = self._draft_ratio = 0.0
         self._told = Correction()
         self._untold = TELL_EVERY
+
+    @property
+    def rounds_unmeasured(self) -> int:
+        """Passes since the last one that verified next to no drafts: only those tell base and marginal cost apart."""
+        return self._unmeasured
 
     def plain_us(self, num_requests: int, depth: int) -> float:
         """Return microseconds of a pass over one token a request."""
@@ -99,13 +107,18 @@ class RoundCosts:
         more = cost_scale * (float(curve[min(num_tokens, len(curve) - 1)]) - first)
         predicted = self.correction.base * first + self.correction.marginal * more
         taken = _believable(measured_us, predicted, first + more)
-        row = np.array([1.0, more / first])
-        self._normal = MEMORY * self._normal + np.outer(row, row)
-        self._moment = MEMORY * self._moment + row * (taken / first)
+        x, y = more / first, taken / first
+        self._n, self._nx = MEMORY * self._n + 1.0, MEMORY * self._nx + x
+        self._nxx, self._y, self._xy = MEMORY * self._nxx + x * x, MEMORY * self._y + y, MEMORY * self._xy + x * y
         # Of both alike: the least-squares factor on the whole prediction.
-        alike = self._moment.sum() / self._normal.sum()
-        base, marginal = np.linalg.solve(self._normal + PRIOR * np.eye(2), self._moment + PRIOR * alike)
-        self._correct(float(base), float(marginal))
+        alike = (self._y + self._xy) / (self._n + 2 * self._nx + self._nxx)
+        # A marginal cost that hardly enters the rounds must not hold the base back, nor be told from so little.
+        weak = PRIOR * self._nxx / self._n + self._n * FLAT**2
+        n, nxx, y, xy = self._n + PRIOR, self._nxx + weak, self._y + PRIOR * alike, self._xy + weak * alike
+        determinant = n * nxx - self._nx**2
+        base, marginal = (nxx * y - self._nx * xy) / determinant, (n * xy - self._nx * y) / determinant
+        self._unmeasured = 0 if more < FLAT * first else self._unmeasured + 1
+        self._correct(base, marginal)
         return predicted
 
     def observe_draft(self, num_requests: int, depth: int, measured_us: float) -> float:
@@ -138,14 +151,19 @@ class RoundCosts:
         base = _bounded(base, 1.0, BASE_BOUND)
         self.correction = Correction(base, _bounded(marginal, base, RATIO_BOUND), _bounded(draft, base, RATIO_BOUND))
         self._untold += 1
+        if self._untold >= TELL_EVERY:
+            self._tell()
+
+    def _tell(self) -> None:
         pairs = zip(_values(self.correction), _values(self._told), strict=True)
-        if self._untold >= TELL_EVERY and any(not 1 / TOLD < now / told < TOLD for now, told in pairs):
-            self._told, self._untold = self.correction, 0
-            logger.info(
-                "the cost table is rescaled to the measured rounds: one token a request x%.2f, more tokens x%.2f, "
-                "drafting x%.2f",
-                *_values(self.correction),
-            )
+        if all(1 / TOLD < now / told < TOLD for now, told in pairs):
+            return
+        self._told, self._untold = self.correction, 0
+        logger.info(
+            "the cost table is rescaled to the measured rounds: one token a request x%.2f, more tokens x%.2f, "
+            "drafting x%.2f",
+            *_values(self.correction),
+        )
 
 
 def _values(correction: Correction) -> tuple[float, float, float]:
