@@ -158,6 +158,10 @@ def _self_made_turns(session: Session, tokenizer: Tokenizer, config: GenerationC
     mark = "\u2063turn\u2063"
     before = tokenizer.render_chat([{"role": "user", "content": mark}]).partition(mark)[0]
     prefix = tokenizer.encode(before, add_special_tokens=False)
+    if not prefix:
+        raise RequestError(
+            "the chat template puts nothing before a user's turn to start from; leave out --num_self_made"
+        )
     requests = [
         Request(
             str(index),

@@ -1,22 +1,33 @@
-"""A tiny target, a tiny drafter and sequences that the target could have generated."""
+"""A tiny target with a tokenizer, sequences for it, and the smallest run that is still a run."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.tiny_models import write_drafter, write_target
+from helpers.toy_tokenizer import tokenizer_json
 
-torch = pytest.importorskip("torch", reason="the extra `train` is not installed")
+from trtllm_dspark.checkpoint import Checkpoint, load_target
+from trtllm_dspark.train.responses import Response
 
-from trtllm_dspark.checkpoint import Checkpoint, load_target  # noqa: E402
-from trtllm_dspark.train.responses import Response  # noqa: E402
+if importlib.util.find_spec("torch") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    from trtllm_dspark.train.pipeline import TrainConfig
+
+TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}a:"
 
 
 @pytest.fixture(scope="session")
 def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_target(tmp_path_factory.mktemp("target"))
+    """Return a target whose tokens are bytes."""
+    directory = write_target(tmp_path_factory.mktemp("target"), vocab_size=256, eos_token_id=0, pad_token_id=2)
+    (directory / "tokenizer.json").write_text(tokenizer_json(), "utf-8")
+    (directory / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
+    return directory
 
 
 @pytest.fixture(scope="session")
@@ -26,14 +37,35 @@ def target(target_dir: Path) -> Checkpoint:
 
 @pytest.fixture(scope="session")
 def responses() -> list[Response]:
+    """Return sequences with a common beginning, one of them too short for a block."""
     rng = np.random.default_rng(0)
-    lengths = [(9, 21), (12, 30), (9, 11), (10, 26), (11, 33), (9, 24)]
-    common = tuple(range(10, 18))
+    lengths = [(11, 21), (12, 30), (10, 12), (11, 26), (13, 33), (11, 24)]
+    common = tuple(range(10, 19))
     return [
-        Response("x", 0.0, start, (*common, *map(int, rng.integers(4, 192, length - 8)))) for start, length in lengths
+        Response("x", 0.0, start, (*common, *map(int, rng.integers(4, 256, length - 9))), index)
+        for index, (start, length) in enumerate(lengths)
     ]
 
 
 @pytest.fixture(params=["none", "vanilla", "gated", "rnn"])
 def drafter_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return write_drafter(tmp_path / "drafter", markov_head=request.param)
+    return write_drafter(tmp_path / "drafter", markov_head=request.param, vocab_size=256)
+
+
+@pytest.fixture
+def config(target_dir: Path, tmp_path: Path) -> TrainConfig:
+    return TrainConfig(
+        str(target_dir),
+        tmp_path / "out",
+        steps=6,
+        num_layers=1,
+        block_size=5,
+        markov_rank=8,
+        target_layer_ids=(0, 2),
+        num_sequences=4,
+        anchors_per_sequence=4,
+        warmup_steps=2,
+        max_seq_len=64,
+        save_every=1,
+        seed=3,
+    )

@@ -19,7 +19,7 @@ from trtllm_dspark.train.model import Frozen, predict
 from trtllm_dspark.train.parameters import from_arrays
 from trtllm_dspark.train.responses import Response
 
-GAMMA, DRAFT_IDS = 5, np.arange(0, 192, 2)
+GAMMA, DRAFT_IDS = 5, np.arange(0, 256, 2)
 
 
 def exact_capture(target: Checkpoint, response: Response, layers: tuple[int, ...], draft_ids: np.ndarray) -> Captured:
@@ -55,7 +55,7 @@ def paper_losses(target, config, arrays, responses, share, draft_ids, decay, alp
             for k in range(count):
                 bias, state = markov_bias(heads, state, ids[anchor + k], block.hidden[k])
                 logits = block.base_logits[k] + bias
-                draft = np.zeros(192)
+                draft = np.zeros(256)
                 e = np.exp(logits - logits.max())
                 draft[draft_ids] = e / e.sum()
                 teacher = np.exp(out.logits[anchor + k] - out.logits[anchor + k].max())
@@ -79,7 +79,7 @@ def test_losses_equal_the_papers_equations(target: Checkpoint, drafter_dir: Path
     batch = BatchConfig(4, 6, GAMMA, config.mask_token_id, decay=4.0, sample_positions=False, seed=3)
     shares = Sampler(responses, batch, 1).step(1)
     captured = [exact_capture(target, responses[i], config.target_layer_ids, DRAFT_IDS) for i in shares[0].indices]
-    to_draft = np.full(192, -1)
+    to_draft = np.full(256, -1)
     to_draft[DRAFT_IDS] = np.arange(len(DRAFT_IDS))
     total = float(shares[0].weights.sum(dtype=np.float64))
     blocks, targets = collate(shares[0], responses, captured, batch, to_draft, total)

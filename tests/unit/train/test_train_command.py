@@ -1,0 +1,111 @@
+"""`trtllm-dspark train` end to end on a tiny target: answers, drafter, engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.fake_engine import collect_outputs
+from helpers.training import write_prompts, write_responses
+
+from trtllm_dspark.build import BuildConfig, build_engine
+from trtllm_dspark.checkpoint import Checkpoint, load_drafter
+from trtllm_dspark.cli.main import main
+from trtllm_dspark.engine import load_engine
+from trtllm_dspark.runtime import Request, SamplingParams, Session
+from trtllm_dspark.train.responses import Response, read_responses
+
+SMALL = (
+    "--steps 3 --num_layers 1 --block_size 5 --markov_rank 8 --target_layer_ids 0,2 --num_sequences 4 "
+    "--anchors_per_sequence 4 --max_seq_len 64 --max_response_len 12 --batch_size 4"
+).split()
+
+
+def train(target_dir: Path, output_dir: Path, *flags: str) -> int:
+    return main(["train", "--target_checkpoint", str(target_dir), "--output_dir", str(output_dir), *SMALL, *flags])
+
+
+def test_prompts_become_a_drafter_that_an_engine_runs(
+    target_dir: Path, target: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", [f"question {n}" for n in range(6)])
+    out = tmp_path / "out"
+    assert train(target_dir, out, "--prompts_file", str(prompts), "--num_self_made", "2") == 0
+    assert "drafter" in capsys.readouterr().out
+    answers = read_responses(out / "responses.jsonl", 256)
+    assert {answer.domain for answer in answers} >= {"d"}
+    assert {answer.temperature for answer in answers} <= {0.0, 0.7, 1.0}
+    drafter = load_drafter(out / "drafter", target.config)
+    assert drafter.shares_embedding
+    assert drafter.shares_lm_head
+    engine_dir = tmp_path / "engine"
+    build_engine(
+        BuildConfig(
+            target_checkpoint=str(target_dir),
+            draft_checkpoint=str(out / "drafter"),
+            output_dir=engine_dir,
+            weight_dtype="float32",
+            max_seq_len=128,
+            max_num_tokens=32,
+        )
+    )
+    engine = load_engine(engine_dir)
+    texts = []
+    for mode in ("off", "fixed:5"):
+        session = Session(engine, None, speculation=mode, eos_token_ids=[0])
+        session.add(Request("a", list(answers[0].token_ids[:10]), SamplingParams(max_tokens=20)))
+        texts.append([token for output in collect_outputs(session)["a"] for token in output.new_token_ids])
+    engine.close()
+    assert texts[0] == texts[1]
+
+
+def test_bad_prompt_line_is_named(target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "fine"}\n{"prompt": 3}\n', "utf-8")
+    assert train(target_dir, tmp_path / "out", "--prompts_file", str(path)) == 2
+    error = capsys.readouterr().err
+    assert "line 2" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "must be an object"),
+        ('{"token_ids": [1, 999], "response_start": 1}', "ids below 256"),
+        ('{"token_ids": [1, 2], "response_start": 5}', "response_start"),
+    ],
+)
+def test_bad_response_line_is_named(
+    target_dir: Path,
+    tmp_path: Path,
+    responses: list[Response],
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    message: str,
+) -> None:
+    path = write_responses(tmp_path / "r.jsonl", responses[:2])
+    path.write_text(path.read_text("utf-8") + line + "\n", "utf-8")
+    assert train(target_dir, tmp_path / "out", "--responses_file", str(path)) == 2
+    error = capsys.readouterr().err
+    assert "line 3" in error
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--prompts_file", "a", "--responses_file", "b"),
+        ("--responses_file", "r", "--steps", "0"),
+        ("--responses_file", "r", "--temperatures", "warm"),
+        ("--responses_file", "r", "--target_layer_ids", "x"),
+        ("--responses_file", "r", "--draft_vocab_size", "9"),
+    ],
+)
+def test_contradicting_flags_are_refused(
+    target_dir: Path, tmp_path: Path, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(target_dir, tmp_path / "out", *flags) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
