@@ -19,9 +19,9 @@ SPECULATION_HELP = (
 )
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+def add_engine_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Declare --engine_dir, --num_threads, --batch_size and --acceptance."""
-    parser.add_argument("--engine_dir", type=Path, required=True, help="the --output_dir of a build")
+    parser.add_argument("--engine_dir", type=Path, required=required, help="the --output_dir of a build")
     parser.add_argument("--num_threads", type=int, default=2, metavar="N", help="CPU threads of a pass")
     parser.add_argument("--batch_size", type=int, default=1, metavar="B", help="requests in flight at once")
     parser.add_argument(

@@ -18,7 +18,7 @@ from trtllm_dspark.simulate.load_report import LoadReport
 SUFFIXES = (".html", ".json", ".csv")
 
 
-def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+def add_report_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Declare --report, --sla and --measured."""
     parser.add_argument(
         "--report",

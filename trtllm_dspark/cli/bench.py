@@ -1,4 +1,4 @@
-"""`trtllm-dspark bench`: the same prompts through several speculation modes, interleaved."""
+"""`trtllm-dspark bench`: the same prompts through several speculation modes, interleaved; or a load on a server."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from trtllm_dspark.cli._acceptance_output import record_acceptance
+from trtllm_dspark.cli._bench_server import bench_server
 from trtllm_dspark.cli._drafter import add_drafter_arguments, make_drafter
 from trtllm_dspark.cli._generation import (
     SPECULATION_HELP,
@@ -24,6 +26,7 @@ from trtllm_dspark.cli._generation import (
     check_sampling,
     make_requests,
 )
+from trtllm_dspark.cli._load_report import add_report_arguments, check_report_paths
 from trtllm_dspark.cli._prompts import read_prompts
 from trtllm_dspark.errors import DeviceError, UsageError
 from trtllm_dspark.runtime import Request, Session
@@ -35,7 +38,7 @@ DEFAULT_MODES = "off,fixed:3,fixed:7,threshold:0.3,adaptive"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    add_engine_arguments(parser)
+    add_engine_arguments(parser, required=False)
     parser.add_argument("--prompts_file", type=Path, required=True, metavar="F.jsonl", help="one 'prompt' a line")
     parser.add_argument(
         "--speculation",
@@ -45,8 +48,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="times the whole comparison is repeated")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--acceptance_output",
+        type=Path,
+        metavar="A.json",
+        help="record how the engine's drafts fare on the prompts, for simulate --acceptance, and measure nothing else",
+    )
     add_drafter_arguments(parser)
     add_sampling_arguments(parser)
+    server = parser.add_argument_group("a running server, in place of --engine_dir")
+    server.add_argument("--url", metavar="http://HOST:PORT", help="its HTTP front; modes are the server's own then")
+    server.add_argument("--api", default="triton", choices=("triton", "openai"), help="generate_stream, or completions")
+    server.add_argument("--model", metavar="NAME", help="ensemble, or tensorrt_llm of the OpenAI front, when left out")
+    server.add_argument(
+        "--traffic",
+        default="closed:1,2,4,8",
+        metavar="T",
+        help="closed:USERS, poisson:RATE or bursty:RATE[:FACTOR[:PERIOD_S]], several loads separated by commas",
+    )
+    server.add_argument("--requests", type=int, metavar="N", help="requests of each load; 4 a user when left out")
+    server.add_argument("--label", default="server", metavar="NAME", help="name of the curve, as the server's mode")
+    add_report_arguments(server)
 
 
 @dataclass(slots=True)
@@ -66,6 +88,22 @@ class _Mode:
 def run(args: argparse.Namespace) -> int:
     """Compare and print."""
     check_sampling(args)
+    if (args.engine_dir is None) == (args.url is None):
+        raise UsageError("give --engine_dir to measure an engine here, or --url to load a server")
+    if args.requests is not None and args.requests < 1:
+        raise UsageError(f"--requests must be at least 1, got {args.requests}")
+    if args.url is not None:
+        if args.acceptance_output is not None:
+            raise UsageError("--acceptance_output needs --engine_dir; a server does not tell confidences")
+        check_report_paths(args.report)
+        return bench_server(args, read_prompts(args.prompts_file))
+    if args.report or args.sla or args.measured:
+        raise UsageError("--report, --sla and --measured belong to --url; without it use --json")
+    if args.acceptance_output is not None:
+        profile = record_acceptance(args, read_prompts(args.prompts_file), args.acceptance_output)
+        lengths = ", ".join(f"{domain} {profile.accepted_len(domain):.2f}" for domain in profile.domains)
+        print(f"{args.acceptance_output}: accepted length {lengths}")
+        return 0
     if args.repeats < 1:
         raise UsageError(f"--repeats must be at least 1, got {args.repeats}")
     configs = _parse_modes(args.speculation)

@@ -52,6 +52,7 @@ class ModelShape:
         expert_params: of the active weights those that are experts chosen per token; 0 = a dense model.
         num_experts: experts a token is routed among, in a layer.
         top_experts: experts it takes.
+        expert_ranks: GPUs the experts are spread over, all of them as busy as this one; the rest is on every GPU.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ModelShape:
     expert_params: float = 0.0
     num_experts: int = 1
     top_experts: int = 1
+    expert_ranks: int = 1
 
 
 GPUS: dict[str, Gpu] = {
@@ -99,7 +101,8 @@ MODELS: dict[str, ModelShape] = {
     "qwen3-4b": _qwen3("Qwen3-4B", 36, 2560, 9728, 32),
     "qwen3-8b": _qwen3("Qwen3-8B", 36, 4096, 12288, 32),
     "qwen3-14b": _qwen3("Qwen3-14B", 40, 5120, 17408, 40),
-    # Not the published model: a sparse one of its public width and vocabulary, with a small latent cache.
+    # Not the published model: a sparse one of its public width and vocabulary, with a small latent cache, served with
+    # attention on every GPU and experts over four.
     "v4-flash-like": ModelShape(
         "V4-Flash-like",
         43,
@@ -114,6 +117,7 @@ MODELS: dict[str, ModelShape] = {
         expert_params=7e9,
         num_experts=256,
         top_experts=6,
+        expert_ranks=4,
     ),
 }
 
@@ -165,13 +169,13 @@ class Roofline:
         flops = gpu.flops_16 if model.bytes_per_weight > 1 else gpu.flops_8
         self._bytes_per_us = gpu.bytes_per_s * a.memory_efficiency * a.num_gpus / 1e6
         self._flops_per_us = flops * a.compute_efficiency * a.num_gpus / 1e6
-        self._layer_us = a.layer_us + (a.collective_us if a.num_gpus > 1 else 0.0)
+        self._layer_us = a.layer_us + (a.collective_us if max(a.num_gpus, model.expert_ranks) > 1 else 0.0)
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of all weights of target and drafter, every expert included."""
+        """Bytes of the weights of target and drafter that lie here, all experts included."""
         model = self.model
-        experts = model.expert_params / model.top_experts * model.num_experts
+        experts = model.expert_params / model.top_experts * model.num_experts / model.expert_ranks
         drafter = model.draft_layers * 12.0 * model.hidden**2 + 5 * model.hidden**2
         return (model.active_params - model.expert_params + experts + drafter) * model.bytes_per_weight
 
@@ -210,13 +214,13 @@ class Roofline:
         return draft_len * one
 
     def _experts_touched(self, num_tokens: int) -> float:
-        """Return expert weights that a pass reads: of E experts, those that some token chose."""
+        """Return expert weights that a pass reads here: of E experts, those that some token of any GPU chose."""
         model = self.model
         if not model.expert_params:
             return 0.0
         share = model.top_experts / model.num_experts
-        touched = model.num_experts * (1 - (1 - share) ** num_tokens)
-        return model.expert_params / model.top_experts * touched
+        touched = model.num_experts * (1 - (1 - share) ** (num_tokens * model.expert_ranks))
+        return model.expert_params / model.top_experts * touched / model.expert_ranks
 
     def _pass(self, num_bytes: float, operations: float, layers: int) -> float:
         work = max(num_bytes / self._bytes_per_us, operations / self._flops_per_us)

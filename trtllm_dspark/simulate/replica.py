@@ -170,8 +170,10 @@ class Replica:
         if count:
             decision, accepted = self._decode(state, caps, plan.draft_budget, int(depth))
         drafts = 0 if decision is None else int(decision.verify_len.sum())
+        whole = decision is None or not decision.num_drafted or drafts == wanted
         num_drafted = 0 if decision is None else decision.num_drafted
         draft_us, verify_us, prefill_us = self._pass_us(count, drafts, num_drafted, depth, plan.chunks)
+        verify_us += 0.0 if whole else self.server.ragged_us
         micros = (draft_us or 0.0) + verify_us + prefill_us + self.server.host_us
         alone = not (plan.chunks and self.server.shared_prefill)
         self._round = _Started(plan.chunks, accepted, decision, draft_us, verify_us if alone else None)

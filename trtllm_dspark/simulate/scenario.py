@@ -128,7 +128,7 @@ class Simulator:
             calibrator=None if profile.calibration is None else FixedCalibration(profile),
             load=load,
         )
-        speculator = Speculator(controller, pool)
+        speculator = Speculator(controller, pool, full_below=policy.full_below)
         replica = Replica(server, policy, pool, speculator, seed=scenario.seed, number=number)
         return Node(replica, load, LoadPolicy() if scenario.nvml else None)
 

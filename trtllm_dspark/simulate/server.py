@@ -24,6 +24,8 @@ class Server:
         max_queue_size: requests that may wait; further ones are refused.
         shared_prefill: whether prompt chunks share the target pass with decoding rows; else they run as their own.
         host_us: microseconds a round takes beside the passes.
+        ragged_us: microseconds a target pass takes more when not every request verifies its whole block, where whole
+            blocks have a faster path of their own.
         drafters: policies that draft by other means than the server's own drafter, by name: their times.
     """
 
@@ -37,6 +39,7 @@ class Server:
     max_queue_size: int = 100_000
     shared_prefill: bool = False
     host_us: float = 0.0
+    ragged_us: float = 0.0
     drafters: Mapping[str, CostTable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,15 +76,20 @@ class Policy:
         name: as given and shown: `off`, `fixed:5`, `mtp1`, `adaptive`.
         speculation: what the serving code is configured with.
         drafter: "" for the server's own drafter, or a name in `Server.drafters`.
+        full_below: while at most so many requests decode, whole blocks are verified whatever the confidences say; it
+            depends on their number only, so it changes no token's law.
     """
 
     name: str
     speculation: SpeculationConfig
     drafter: str = ""
+    full_below: int = 0
 
     @staticmethod
     def parse(text: str) -> Policy:
-        """Read a `--speculation` form, or `mtpK`: K drafts by a one-layer MTP module applied K times.
+        """Read a `--speculation` form, with `/full:N` behind it for whole blocks while at most N requests decode.
+
+        `mtpK` stands for K drafts by a one-layer MTP module applied K times.
 
         Raises:
             ConfigError: another form.
@@ -91,7 +99,11 @@ class Policy:
             if not name[3:].isdigit() or int(name[3:]) < 1:
                 raise ConfigError(f"policy '{text}' is not known; mtp takes the number of drafts, as in mtp1")
             return Policy(name, SpeculationConfig("fixed", draft_len=int(name[3:])), drafter=name)
-        return Policy(name, SpeculationConfig.parse(name))
+        form, slash, rest = name.partition("/")
+        word, _, number = rest.partition(":")
+        if slash and not (word == "full" and number.isdigit()):
+            raise ConfigError(f"policy '{text}' is not known; what follows the slash must be full:N")
+        return Policy(name, SpeculationConfig.parse(form), full_below=int(number) if slash else 0)
 
 
 def parse_policies(text: str) -> list[Policy]:

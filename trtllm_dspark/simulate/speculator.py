@@ -39,10 +39,12 @@ class Speculator:
     Args:
         controller: the serving code.
         pool: blocks of every domain.
+        full_below: requests up to which whole blocks are verified.
     """
 
-    def __init__(self, controller: SpeculationController, pool: BlockPool) -> None:
+    def __init__(self, controller: SpeculationController, pool: BlockPool, *, full_below: int = 0) -> None:
         self.controller = controller
+        self._full_below = full_below
         self.draft_len = controller.draft_len
         self._logits = np.ascontiguousarray(pool.logits[:, : self.draft_len])
         self._plain = calibrated(self._logits, None, None) if controller.needs_confidence else None
@@ -71,6 +73,8 @@ class Speculator:
                 confidence = self._plain[blocks]
             else:
                 confidence = calibrated(self._logits[blocks], plan.temperature, plan.bias)
+        if len(requests) <= self._full_below and plan.reason == "speculate" and caps.sum() <= plan.verify_budget:
+            return Decision(plan, requests, depth, caps, confidence, num_drafted)
         verify_len = controller.verify_lens(plan, requests, caps=caps, confidence=confidence, depth=depth)
         return Decision(plan, requests, depth, verify_len, confidence, num_drafted)
 

@@ -74,7 +74,8 @@ class Lengths:
             drawn: Ints = generator.integers(int(self.first), int(self.second) + 1, count)
             return drawn
         values = self.first * np.exp(self.second * generator.standard_normal(count))
-        return np.clip(np.rint(values), 1, _MOST_TOKENS).astype(np.int64)
+        counts: Ints = np.clip(np.rint(values), 1, _MOST_TOKENS).astype(np.int64)
+        return counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def test_a_full_queue_refuses(server: Server, profile: AcceptanceProfile) -> Non
 
 
 def test_prompts_slow_down_decoding(server: Server, profile: AcceptanceProfile) -> None:
-    """Prefill shares the round: who decodes meanwhile waits for it, in a pass of its own longer than in a shared one."""
+    """Prefill shares the round: who decodes meanwhile waits, for a pass of its own longer than for a shared one."""
     alone = trace((0, 32, 400))
     disturbed = trace((0, 32, 400), *[(0.1 * step, 900, 1) for step in range(1, 12)])
 

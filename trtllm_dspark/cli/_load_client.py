@@ -1,0 +1,199 @@
+"""Load a running server over HTTP and note what every request got, in open or closed loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from trtllm_dspark.cli._prompts import Prompt
+from trtllm_dspark.errors import DeviceError, UsageError
+from trtllm_dspark.simulate.records import RequestRecord
+
+Api = Literal["triton", "openai"]
+TIMEOUT_S = 600.0
+"""Seconds of silence after which a request counts as failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where and how requests are sent.
+
+    Attributes:
+        host: name or address.
+        port: of the HTTP front.
+        api: `triton` (generate_stream, the text as it is) or `openai` (chat completions, or completions with `raw`).
+        model: name of the model.
+        raw: `openai` only: no chat template.
+    """
+
+    host: str
+    port: int
+    api: Api
+    model: str
+    raw: bool = False
+
+    @staticmethod
+    def parse(url: str, *, api: Api, model: str, raw: bool) -> Endpoint:
+        """Read `http://HOST:PORT`.
+
+        Raises:
+            UsageError: another form.
+        """
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if host is None or port is None or parts.scheme != "http" or parts.path.strip("/"):
+            raise UsageError(f"--url {url} is not understood; use http://HOST:PORT")
+        return Endpoint(host, port, api, model, raw)
+
+    def message(self, prompt: Prompt, sampling: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return path and JSON body of a prompt."""
+        fields = {**sampling, **prompt.sampling}
+        fields.pop("speculation", None)
+        if self.api == "triton":
+            body = {"text_input": prompt.text, "stream": True, "return_num_output_tokens": True, **fields}
+            return f"/v2/models/{self.model}/generate_stream", body
+        stream = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **fields}
+        if self.raw:
+            return "/v1/completions", {"prompt": prompt.text, **stream}
+        return "/v1/chat/completions", {"messages": [{"role": "user", "content": prompt.text}], **stream}
+
+
+@dataclass(slots=True)
+class _Job:
+    prompt: Prompt
+    record: RequestRecord
+
+
+@dataclass
+class LoadClient:
+    """Send requests and keep their records.
+
+    Attributes:
+        endpoint: where to.
+        sampling: fields of every request; a prompt's own replace them.
+        records: one a request, times in seconds from the start of the load.
+    """
+
+    endpoint: Endpoint
+    sampling: dict[str, Any]
+    records: list[RequestRecord] = field(default_factory=list)
+    _start: float = 0.0
+
+    def run(self, prompts: Sequence[Prompt], *, users: int | None, times: Sequence[float], count: int) -> None:
+        """Send `count` requests, the prompts in turn: from so many users, or at the times given.
+
+        Raises:
+            DeviceError: nothing listens there.
+        """
+        asyncio.run(self._run(prompts, users, times, count))
+
+    async def _run(self, prompts: Sequence[Prompt], users: int | None, times: Sequence[float], count: int) -> None:
+        jobs = [self._job(prompts[index % len(prompts)], index) for index in range(count)]
+        self.records = [job.record for job in jobs]
+        self._start = time.perf_counter()
+        if users is not None:
+            waiting = iter(jobs)
+            await asyncio.gather(*(self._user(waiting) for _ in range(users)))
+        else:
+            await asyncio.gather(*(self._later(job, at) for job, at in zip(jobs, times, strict=True)))
+
+    def _job(self, prompt: Prompt, index: int) -> _Job:
+        return _Job(prompt, RequestRecord(index, prompt.domain or "", 0.0, 0))
+
+    async def _user(self, jobs: Any) -> None:
+        for job in jobs:
+            await self._send(job)
+
+    async def _later(self, job: _Job, at: float) -> None:
+        await asyncio.sleep(max(0.0, self._start + at - time.perf_counter()))
+        await self._send(job)
+
+    async def _send(self, job: _Job) -> None:
+        record = job.record
+        record.arrival_s = time.perf_counter() - self._start
+        try:
+            async for event in self._events(*self.endpoint.message(job.prompt, self.sampling)):
+                self._note(record, event)
+                if record.error:
+                    return
+        except ConnectionRefusedError as error:
+            where = f"{self.endpoint.host}:{self.endpoint.port}"
+            raise DeviceError(f"nothing listens on {where}; start trtllm-dspark serve first") from error
+        except (OSError, asyncio.IncompleteReadError, ValueError, TimeoutError) as error:
+            record.error = type(error).__name__
+        if not record.error and record.last_token_s is None:
+            record.error = "no_output"
+
+    def _note(self, record: RequestRecord, event: dict[str, Any]) -> None:
+        now = time.perf_counter() - self._start
+        if "error" in event:
+            record.error = str(event["error"])
+            return
+        if self.endpoint.api == "triton":
+            tokens = int(event.get("num_output_tokens", 0))
+        else:
+            usage = event.get("usage")
+            if isinstance(usage, dict):
+                record.output_tokens = int(usage["completion_tokens"])
+                record.prompt_tokens = int(usage["prompt_tokens"])
+                return
+            tokens = 1 if event.get("choices") else 0
+        if tokens <= 0:
+            return
+        if record.first_token_s is None:
+            record.first_token_s = now
+        elif self.endpoint.api == "triton":
+            # One event a round: what it holds beyond one token are accepted drafts.
+            record.rounds += 1
+            record.accepted += tokens - 1
+        record.last_token_s = now
+        record.output_tokens += tokens
+
+    async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Yield the JSON of every server-sent event; one `error` event when the server refuses."""
+        reader, writer = await asyncio.open_connection(self.endpoint.host, self.endpoint.port, limit=1 << 22)
+        try:
+            data = json.dumps(body).encode()
+            head = (
+                f"POST {path} HTTP/1.1\r\nHost: {self.endpoint.host}\r\nContent-Type: application/json\r\n"
+                f"Accept: text/event-stream\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+            )
+            writer.write(head.encode() + data)
+            await writer.drain()
+            header = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)).decode("latin-1")
+            status = int(header.split(" ", 2)[1])
+            chunked = "transfer-encoding: chunked" in header.lower()
+            rest = b""
+            async for piece in _body(reader, chunked=chunked):
+                rest += piece
+                if status != 200:
+                    continue
+                *lines, rest = rest.split(b"\n")
+                for line in lines:
+                    if line.startswith(b"data:") and (text := line[5:].strip()) != b"[DONE]":
+                        yield json.loads(text)
+            if status != 200:
+                yield {"error": f"HTTP {status}: {rest[:300].decode('utf-8', 'replace')}"}
+        finally:
+            writer.close()
+
+
+async def _body(reader: asyncio.StreamReader, *, chunked: bool) -> AsyncIterator[bytes]:
+    """Yield the pieces of a response's body."""
+    while True:
+        if not chunked:
+            piece = await asyncio.wait_for(reader.read(1 << 16), TIMEOUT_S)
+        else:
+            size = int((await asyncio.wait_for(reader.readline(), TIMEOUT_S)).split(b";")[0].strip() or b"0", 16)
+            piece = (await reader.readexactly(size + 2))[:-2] if size else b""
+        if not piece:
+            return
+        yield piece
