@@ -32,6 +32,7 @@ RIGHT: dict[str, Any] = {
     "timeout_ms": 60_000,
     "min_length": 1,
     "stop_words_list": [[5], [1]],
+    "latency_class": b"batch",
 }
 # name -> values that must be refused, and the code.
 WRONG: dict[str, tuple[str, list[Any]]] = {
@@ -50,6 +51,7 @@ WRONG: dict[str, tuple[str, list[Any]]] = {
     "priority": ("out_of_range", [0, 11]),
     "timeout_ms": ("out_of_range", [0, -1]),
     "num_draft_tokens": ("out_of_range", [-1, 8]),
+    "latency_class": ("out_of_range", [b"fast", b""]),
     "beam_width": ("unsupported_feature", [0, 2, -1]),
     "num_return_sequences": ("unsupported_feature", [2]),
     "repetition_penalty": ("unsupported_feature", [1.1, 0.0]),

@@ -24,6 +24,7 @@ SAMPLING_FIELDS = (
     "ignore_eos",
     "max_draft_len",
     "speculation",
+    "latency_class",
 )
 
 

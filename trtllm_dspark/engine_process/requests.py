@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trtllm_dspark.errors import RequestError
+from trtllm_dspark.runtime.sampling_params import LATENCY_CLASSES, LatencyClass
 
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
@@ -82,6 +83,7 @@ class GenerationRequest:
     return_stats: bool
     return_token_texts: bool
     logprobs: bool
+    latency_class: LatencyClass = "interactive"
 
 
 _KNOWN = frozenset(
@@ -89,6 +91,7 @@ _KNOWN = frozenset(
         "prompt", "prompt_token_ids", "messages", "apply_chat_template", "max_tokens", "min_tokens", "temperature",
         "top_k", "top_p", "seed", "stop", "stop_token_ids", "stop_sequences", "ignore_eos", "max_draft_len", "priority",
         "timeout_ms", "stream", "echo", "return_tokens", "return_stats", "return_token_texts", "logprobs",
+        "latency_class",
     }
 )  # fmt: skip
 
@@ -142,6 +145,7 @@ def parse_request(fields: Mapping[str, Any], limits: RequestLimits, encoder: Pro
         return_stats=reader.boolean("return_stats"),
         return_token_texts=reader.boolean("return_token_texts"),
         logprobs=reader.boolean("logprobs"),
+        latency_class=_latency_class(reader),
     )
 
 
@@ -160,6 +164,16 @@ def _sampling(reader: _Reader) -> tuple[float, int, float]:
     if top_k == 1:
         temperature = 0.0
     return temperature, top_k or 0, top_p or 1.0
+
+
+def _latency_class(reader: _Reader) -> LatencyClass:
+    if not reader.present("latency_class"):
+        return "interactive"
+    given = reader.text("latency_class")
+    for known in LATENCY_CLASSES:
+        if given == known:
+            return known
+    raise RequestError(f"latency_class is {given!r}; give {' or '.join(LATENCY_CLASSES)}", code="out_of_range")
 
 
 def _stop_words(reader: _Reader, limits: RequestLimits, encoder: PromptEncoder) -> list[str]:

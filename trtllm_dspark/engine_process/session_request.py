@@ -34,5 +34,6 @@ def make_session_request(session_id: str, request: GenerationRequest, *, max_dra
         speculation=wanted != 0,
         max_draft_len=wanted or None,
         logprobs=request.logprobs,
+        latency_class=request.latency_class,
     )
     return Request(request_id=session_id, prompt_token_ids=request.prompt_token_ids, params=params)

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, get_args
 
 from trtllm_dspark.errors import RequestError
 from trtllm_dspark.runtime.unicode_text import check_unicode
@@ -16,6 +16,8 @@ GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this choose the most likely token: a softmax that sharp is an argmax anyway."""
 MAX_SEED = 2**64 - 1
 MAX_STOP_STRINGS = 64
+LatencyClass = Literal["interactive", "batch"]
+LATENCY_CLASSES: tuple[LatencyClass, ...] = get_args(LatencyClass)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class SamplingParams:
         ignore_eos: go on past the model's own end-of-sequence tokens.
         speculation: False decodes this request without drafts, whatever the session does.
         max_draft_len: most drafts of this request verified in one round; None = the session's.
+        latency_class: `interactive` or `batch`; where a round cannot verify every draft, interactive requests keep
+            more of theirs.
         logprobs: also return the log-probability of every output token under the target's own distribution.
 
     Raises:
@@ -55,6 +59,7 @@ class SamplingParams:
     speculation: bool = True
     max_draft_len: int | None = None
     logprobs: bool = False
+    latency_class: LatencyClass = "interactive"
 
     def __post_init__(self) -> None:
         _require_real(
@@ -76,6 +81,11 @@ class SamplingParams:
         for name in ("ignore_eos", "speculation", "logprobs"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false, got {getattr(self, name)!r}", code=f"invalid_{name}")
+        if self.latency_class not in LATENCY_CLASSES:
+            raise RequestError(
+                f"latency_class must be {' or '.join(LATENCY_CLASSES)}, got {self.latency_class!r}",
+                code="invalid_latency_class",
+            )
         self._check_stops()
 
     def _check_stops(self) -> None:

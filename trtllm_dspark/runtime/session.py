@@ -38,7 +38,8 @@ from trtllm_dspark.speculation import (
     SpeculationConfig,
     SpeculationController,
 )
-from trtllm_dspark.speculation.controller import FixedCalibrator
+from trtllm_dspark.speculation.controller import FixedCalibrator, LoadLimits
+from trtllm_dspark.speculation.shares import FairShares
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,8 @@ class Session:
         self._cost_table = self._controller.cost_table or cost_table
         self._tokenizer = tokenizer
         self._draft_len = self._controller.draft_len
-        self._keys = StreamKeys(config, acceptance, engine.limits, draft_len=self._draft_len)
+        learns = load is not None or not (calibrator is None or isinstance(calibrator, FixedCalibrator))
+        self._keys = StreamKeys(config, acceptance, engine.limits, draft_len=self._draft_len, learns=learns)
         self._eos_token_ids = tuple(eos_token_ids)
         for token in self._eos_token_ids:
             if not 0 <= token < engine.limits.vocab_size:
@@ -139,6 +141,7 @@ class Session:
             listener=listener,
         )
         self._batcher: Batcher[ActiveRequest] = Batcher(engine.limits.max_num_tokens)
+        self._shares = FairShares(self._draft_len)
         self._slots = SlotTable(engine.limits.max_batch_size)
         self._requests: dict[str, ActiveRequest] = {}
         self._cancelled: list[ActiveRequest] = []
@@ -322,21 +325,25 @@ class Session:
             self.stats.slot_copies += 1
             self._rounds.move(move.request, move.source, move.destination)
         decoding = self._slots.decoding
-        caps = np.array([request.draft_cap for request in decoding], np.int64)
+        limits = self._controller.limits()
         plan = self._batcher.plan(
             num_decoding=len(decoding),
-            drafts_wanted=int(caps.sum()),
+            # By number, not by what they may verify: nobody's options move what is left for the others.
+            drafts_wanted=len(decoding) * self._draft_len,
             prefilling=self._slots.prefilling,
-            num_free=self._admissible(),
+            num_free=self._admissible(limits),
         )
+        caps = np.array([request.draft_cap for request in decoding], np.int64)
+        interactive = np.array([request.params.latency_class == "interactive" for request in decoding], np.bool_)
+        budget = plan.draft_budget if limits.verify_budget is None else min(plan.draft_budget, limits.verify_budget)
+        caps = self._shares.limit(caps, interactive, budget)
         for request in plan.admitted:
             self._slots.place(request)
             request.stats.scheduled = self._clock()
         return self._rounds.submit(decoding, caps, plan.draft_budget, plan.chunks)
 
-    def _admissible(self) -> int:
+    def _admissible(self, limits: LoadLimits) -> int:
         """Return how many requests may get a slot now."""
-        limits = self._controller.limits()
         if not limits.admit:
             return 0
         free = self._slots.num_free

@@ -24,15 +24,22 @@ class StreamKeys:
         acceptance: `rejection` or `coupled`; coupled output is a function of seed and logits whatever is verified.
         limits: shapes that decide whether the token budget of a round can cut drafts.
         draft_len: drafts the session verifies of a request at most.
+        learns: whether limits of the load, or a calibration that learns from every request, decide what is verified.
     """
 
     def __init__(
-        self, speculation: SpeculationConfig, acceptance: str, limits: EngineLimits, *, draft_len: int
+        self,
+        speculation: SpeculationConfig,
+        acceptance: str,
+        limits: EngineLimits,
+        *,
+        draft_len: int,
+        learns: bool = False,
     ) -> None:
         # Drafts get at least half of what the anchors leave of a round: see Batcher.plan.
         room = (limits.max_num_tokens - limits.max_batch_size) // 2
         budget_binds = limits.max_batch_size * draft_len > room
-        self._distinct = acceptance == "rejection" and (speculation.compares_requests or budget_binds)
+        self._distinct = acceptance == "rejection" and (speculation.compares_requests or budget_binds or learns)
         self._serial = 0
 
     def key(self, seed: int | None) -> int:

@@ -102,6 +102,7 @@ _COMMON: tuple[Input, ...] = (
     Input("exclude_input_in_output", "BOOL"),
     Input("stop", "BOOL"),
     _field("num_draft_tokens", "INT32", "max_draft_len"),
+    _field("latency_class", "STRING", "latency_class"),
     _field("ignore_eos", "BOOL", "ignore_eos"),
     _field("priority", "INT32", "priority"),
     _field("timeout_ms", "INT32", "timeout_ms"),

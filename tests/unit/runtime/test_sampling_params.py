@@ -44,6 +44,9 @@ BAD: list[tuple[str, Any]] = [
     ("stop_token_ids", ["a"]),
     ("ignore_eos", 1),
     ("speculation", "off"),
+    ("latency_class", "fast"),
+    ("latency_class", None),
+    ("latency_class", ["batch"]),
 ]
 
 

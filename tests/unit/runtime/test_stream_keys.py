@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
-from helpers.fake_engine import FakeEngine
+from helpers.fake_engine import FakeEngine, collect_outputs, token_ids
 
 from trtllm_dspark.runtime.request import Request
 from trtllm_dspark.runtime.sampling_params import SamplingParams
 from trtllm_dspark.runtime.session import Session
 from trtllm_dspark.runtime.stream_keys import StreamKeys
-from trtllm_dspark.speculation import SpeculationConfig
+from trtllm_dspark.speculation import Calibration, SpeculationConfig
+from trtllm_dspark.speculation.controller import LoadLimits
+from trtllm_dspark.speculation.online_calibration import OnlineCalibration
+
+
+class NoLimits:
+    """A load source that limits nothing, yet."""
+
+    def limits(self) -> LoadLimits:
+        return LoadLimits()
 
 
 def keys(speculation: str, acceptance: str = "rejection", *, max_num_tokens: int = 256) -> StreamKeys:
@@ -50,6 +60,30 @@ def test_key_under_a_budget_that_can_cut_drafts_never_repeats(speculation: str) 
     assert keys(speculation, max_num_tokens=60).key(5) == 5
     stream = keys(speculation, max_num_tokens=59)
     assert stream.key(5) != stream.key(5)
+
+
+@pytest.mark.parametrize(("acceptance", "distinct"), [("rejection", True), ("coupled", False)])
+def test_key_where_past_rounds_of_others_decide_never_repeats(acceptance: str, distinct: bool) -> None:
+    limits = dataclasses.replace(FakeEngine().limits, max_batch_size=4, max_num_tokens=256)
+    stream = StreamKeys(SpeculationConfig("threshold"), acceptance, limits, draft_len=7, learns=True)
+    assert (stream.key(5) != stream.key(5)) is distinct
+
+
+@pytest.mark.parametrize(
+    ("arguments", "distinct"),
+    [
+        ({}, False),
+        ({"calibration": Calibration.identity(4)}, False),
+        ({"calibration": OnlineCalibration(Calibration.identity(4))}, True),
+        ({"load": NoLimits()}, True),
+    ],
+)
+def test_session_that_learns_from_others_tells_equal_seeds_apart(arguments: dict[str, Any], distinct: bool) -> None:
+    session = Session(FakeEngine(logit=1.0, max_num_tokens=64), None, speculation="threshold", **arguments)
+    for name in "ab":
+        session.add(Request(name, [3, 1, 4], SamplingParams(temperature=1.0, seed=7, max_tokens=30)))
+    outputs = collect_outputs(session)
+    assert (token_ids(outputs["a"]) != token_ids(outputs["b"])) is distinct
 
 
 def test_key_no_seed_differs_every_time() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from trtllm_dspark.engine_process.requests import RequestLimits, parse_request
+from trtllm_dspark.engine_process.session_request import make_session_request
 from trtllm_dspark.errors import RequestError
 
 LIMITS = RequestLimits(max_seq_len=32, vocab_size=100, max_draft_len=7, max_prompt_bytes=100)
@@ -61,6 +62,8 @@ def test_parse_sampling_defaults(fields: dict[str, Any], expected: tuple[float, 
         ({"temperature": "hot"}, "invalid_type"),
         ({"temperature": float("nan")}, "not_finite"),
         ({"stream": 1}, "invalid_type"),
+        ({"latency_class": "fast"}, "out_of_range"),
+        ({"latency_class": 1}, "invalid_type"),
         ({"stop": "word"}, "invalid_type"),
         ({"stop": [1]}, "invalid_type"),
         ({"stop_token_ids": [100]}, "token_id_out_of_range"),
@@ -100,3 +103,15 @@ def test_parse_stop_sequences_become_ids_and_strings() -> None:
     request = parse(stop=["x", ""], stop_token_ids=[7], stop_sequences=[[9], [65, 66]])
     assert request.stop == ("x", "AB")
     assert request.stop_token_ids == (7, 9)
+
+
+def test_parse_latency_class_is_interactive_unless_it_says_batch() -> None:
+    assert parse().latency_class == "interactive"
+    assert parse(latency_class="interactive").latency_class == "interactive"
+    request = parse(latency_class="batch")
+    assert make_session_request("1", request, max_draft_len=4).params.latency_class == "batch"
+
+
+def test_parse_latency_class_is_refused_by_name() -> None:
+    with pytest.raises(RequestError, match="latency_class is 'fast'; give interactive or batch"):
+        parse(latency_class="fast")

@@ -18,6 +18,7 @@ _DIRECT = {
     "min_tokens": "min_tokens",
     "ignore_eos": "ignore_eos",
     "priority": "priority",
+    "latency_class": "latency_class",
     "timeout_ms": "timeout_ms",
 }
 # Fields that are taken only where they change nothing, and why.
