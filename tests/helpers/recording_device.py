@@ -49,10 +49,10 @@ class Op:
 
 @dataclass
 class Wait:
-    """The host waited for an event; `depth` ops were enqueued behind the event's mark by then."""
+    """The host waited for the event that was recorded as number `at` of all ops."""
 
     event: int
-    behind: int
+    at: int
 
 
 class RecordingDevice:
@@ -128,7 +128,7 @@ class RecordingDevice:
         mark = self._marks.get(event)
         if mark is None:
             return
-        self.waits.append(Wait(event, len(self.ops) - 1 - self.ops.index(mark)))
+        self.waits.append(Wait(event, self.ops.index(mark)))
         while not mark.done:
             self._run(self._queue.popleft())
 
