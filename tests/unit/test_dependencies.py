@@ -19,7 +19,8 @@ EVERYBODY = {"errors", "checkpoint.config", "__init__"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "checkpoint": set(),
-    "graph": {"plugins"},
+    # The container and the rounding of small matrices are those of checkpoints.
+    "graph": {"plugins", "checkpoint.safetensors_io", "checkpoint.int8_rows"},
     "engine_dir": set(),
     "engine": {"graph", "engine_dir", "plugins", "_core"},
     "build": {"checkpoint", "graph", "engine_dir", "engine", "plugins", "reference"},
@@ -29,8 +30,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": set(),
     "runtime": {"checkpoint", "engine", "engine_dir", "speculation", "load", "_core"},
     "evaluation": {"engine", "runtime", "speculation"},
+    "traffic": {"checkpoint", "engine_dir", "runtime"},
     "serving": {"engine_dir", "runtime"},
-    "engine_process": {"engine", "engine_dir", "runtime", "serving", "speculation.statistics"},
+    "engine_process": {"engine", "engine_dir", "runtime", "serving", "speculation.statistics", "traffic"},
     # Drives the serving code in simulated time.
     "simulate": {"engine.base", "engine_dir", "engine_process", "load", "reports", "runtime", "speculation"},
     # The only package that imports PyTorch.

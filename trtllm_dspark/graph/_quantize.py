@@ -1,4 +1,4 @@
-"""Weight quantisation: symmetric 8-bit, one scale a block of a row or one a row."""
+"""Weight quantisation: symmetric 8-bit, one scale a block of a row; one a row is the checkpoints' own format."""
 
 from __future__ import annotations
 
@@ -56,20 +56,3 @@ def quantize_blocks(weight: FloatArray, block_size: int) -> tuple[NDArray[np.uin
     np.clip(blocks, -127, 127, out=blocks)
     blocks += 128
     return padded.astype(np.uint8), scales
-
-
-def quantize_rows(weight: FloatArray) -> tuple[NDArray[np.int8], FloatArray]:
-    """Quantise with one scale a row, symmetric.
-
-    Args:
-        weight: [N, K] float32.
-
-    Returns:
-        [N, K] int8 codes in -127..127 and [N] float32 scales; value = code * scale.
-    """
-    weight = np.asarray(weight, np.float32)
-    scales = np.abs(weight).max(axis=1) / np.float32(127)
-    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales >= _SMALLEST_SCALE)
-    codes = np.rint(weight * inverse[:, None])
-    np.clip(codes, -127, 127, out=codes)
-    return codes.astype(np.int8), scales

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_dspark.checkpoint.config import DrafterConfig
-from trtllm_dspark.errors import EngineError
-from trtllm_dspark.graph._quantize import FloatArray, quantize_rows
+from trtllm_dspark.checkpoint.int8_rows import quantise_rows
+from trtllm_dspark.checkpoint.safetensors_io import read_file, write_file
+from trtllm_dspark.errors import CheckpointError, EngineError
+from trtllm_dspark.graph._quantize import FloatArray
 from trtllm_dspark.graph.matrices import WeightDtype
 from trtllm_dspark.graph.weights import Arrays, Weights
 
 HEADS_FILE = "heads.safetensors"
-_TYPES = {"float32": "F32", "int8": "I8", "int64": "I64"}
-_NAMES = {short: name for name, short in _TYPES.items()}
 
 
 def write_heads(
@@ -56,11 +53,11 @@ def write_heads(
     )
     for name in ("markov.w1", "markov.w2") if weight_dtype != "float32" else ():
         if name in tensors:
-            tensors[name], tensors[f"{name}.scale"] = quantize_rows(tensors[name])
+            tensors[name], tensors[f"{name}.scale"] = quantise_rows(tensors[name])
     if draft_token_ids is not None:
         tensors["d2t"] = np.asarray(draft_token_ids, np.int64)
     path = directory / HEADS_FILE
-    _write_safetensors(path, tensors)
+    write_file(path, tensors)
     return path
 
 
@@ -101,34 +98,7 @@ def read_heads(path: Path) -> dict[str, NDArray[Any]]:
     Raises:
         EngineError: the file is damaged.
     """
-    raw = path.read_bytes()
     try:
-        (length,) = struct.unpack_from("<Q", raw)
-        header = json.loads(raw[8 : 8 + length])
-        return {name: _tensor(raw, 8 + length, entry) for name, entry in header.items()}
-    except (struct.error, ValueError, KeyError, TypeError) as error:
+        return {name: tensor.read() for name, tensor in read_file(path).items()}
+    except CheckpointError as error:
         raise EngineError(f"{path} is damaged ({error}); build the engine again") from error
-
-
-def _tensor(raw: bytes, start: int, entry: dict[str, Any]) -> NDArray[Any]:
-    begin, end = entry["data_offsets"]
-    dtype = np.dtype(_NAMES[entry["dtype"]])
-    flat = np.frombuffer(raw, dtype, (end - begin) // dtype.itemsize, start + begin)
-    return flat.reshape(entry["shape"])
-
-
-def _write_safetensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
-    """Write the container: header length, JSON header padded to 8 bytes, values in the header's order."""
-    header: dict[str, dict[str, Any]] = {}
-    offset = 0
-    for name, value in tensors.items():
-        end = offset + value.nbytes
-        header[name] = {"dtype": _TYPES[value.dtype.name], "shape": list(value.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)))
-        file.write(text)
-        for value in tensors.values():
-            file.write(np.ascontiguousarray(value).tobytes())

@@ -14,8 +14,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from trtllm_dspark.checkpoint.int8_rows import quantise_rows
 from trtllm_dspark.errors import ConfigError
-from trtllm_dspark.graph._quantize import FloatArray, block_size_for, quantize_blocks, quantize_rows, row_chunks
+from trtllm_dspark.graph._quantize import FloatArray, block_size_for, quantize_blocks, row_chunks
 from trtllm_dspark.graph.network import FLOAT_DTYPES, MICROSOFT, Network, StoredTensor, WeightFile
 
 WeightDtype = Literal["int8", "float32", "w8a8", "float16", "bfloat16", "w8a16", "w4a16", "fp8"]
@@ -109,20 +110,24 @@ class BlockInt8Matrix(StoredMatrix):
 
 @dataclass(frozen=True, slots=True)
 class RowInt8Matrix(StoredMatrix):
-    """int8 codes [K, N] with one scale a row of the matrix; activations are rounded to 8 bits a token."""
+    """uint8 codes [K, N] around 128 with one scale a row of the matrix; activations are rounded to 8 bits a token.
+
+    Both factors are unsigned: on processors without VNNI, ONNX Runtime's product of uint8 and int8 saturates sums of
+    two products at 16 bits without an error.
+    """
 
     codes: StoredTensor
     scales: StoredTensor
 
     def multiply(self, net: Network, x: str) -> str:
-        """Append MatMulInteger between per-token uint8 activations and the int8 weight."""
+        """Append MatMulInteger between per-token uint8 activations and the weight."""
         peak = net.node("ReduceMax", net.node("Abs", x), net.ints(-1), keepdims=1)
         # A row of zeros has no scale of its own; any positive one gives zeros.
         scale = net.node("Max", net.node("Mul", peak, net.scalar(1 / 127)), net.scalar(1e-30))
         rounded = net.node("Round", net.node("Div", x, scale))
         codes = net.node("Cast", net.node("Add", rounded, net.scalar(128.0)), to=2)
         zero = net.constant(np.array(128, np.uint8))
-        product = net.node("MatMulInteger", codes, net.stored(f"{self.name}/codes", self.codes), zero)
+        product = net.node("MatMulInteger", codes, net.stored(f"{self.name}/codes", self.codes), zero, zero)
         wide = net.node("Cast", product, to=1)
         return net.node("Mul", net.node("Mul", wide, scale), net.stored(f"{self.name}/scales", self.scales))
 
@@ -153,8 +158,9 @@ def store_matrix(file: WeightFile, name: str, weight: FloatArray, weight_dtype: 
             raise ConfigError(f"tensor {name!r} exceeds the range of float16; use bfloat16")
         return FloatMatrix(name, rows, width, file.append(name, [weight], weight.shape, FLOAT_DTYPES[weight_dtype]))
     if weight_dtype == "w8a8":
-        codes, scales = quantize_rows(weight)
-        stored = file.append(f"{name}/codes", [codes.T], (width, rows), np.int8)
+        codes, scales = quantise_rows(weight)
+        unsigned = (codes.view(np.uint8) ^ np.uint8(128)).T
+        stored = file.append(f"{name}/codes", [unsigned], (width, rows), np.uint8)
         return RowInt8Matrix(name, rows, width, stored, file.append(f"{name}/scales", [scales], (rows,), np.float32))
     block = block_size_for(width)
     blocks = -(-width // block)

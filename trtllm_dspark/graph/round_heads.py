@@ -10,7 +10,8 @@ import onnx
 from numpy.typing import NDArray
 
 from trtllm_dspark.checkpoint.config import DrafterConfig
-from trtllm_dspark.graph._quantize import FloatArray, quantize_rows
+from trtllm_dspark.checkpoint.int8_rows import quantise_rows
+from trtllm_dspark.graph._quantize import FloatArray
 from trtllm_dspark.graph.drafter import BlockBody
 from trtllm_dspark.graph.markov_table import markov_table
 from trtllm_dspark.graph.network import Dim, Network
@@ -121,7 +122,7 @@ class DraftHeads:
     def _embeddings(self) -> FloatArray:
         if not self.options.int8_heads:
             return self.heads["markov.w1"]
-        codes, scales = quantize_rows(self.heads["markov.w1"])
+        codes, scales = quantise_rows(self.heads["markov.w1"])
         return codes * scales[:, None]
 
     def _factors(self) -> dict[str, str]:
@@ -130,7 +131,7 @@ class DraftHeads:
         for short in ("w1", "w2"):
             name, factor = f"{PREFIX}markov.{short}", self.heads[f"markov.{short}"]
             if self.options.int8_heads:
-                codes, scales = quantize_rows(factor)
+                codes, scales = quantise_rows(factor)
                 inputs[short] = net.weight(f"{name}/codes", codes)
                 inputs[f"{short}_scale"] = net.weight(f"{name}/scales", scales)
             else:

@@ -8,6 +8,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from trtllm_dspark.checkpoint.int8_rows import quantise_rows
 from trtllm_dspark.graph import WEIGHT_DTYPES, WeightDtype
 from trtllm_dspark.graph import _quantize as quantize
 from trtllm_dspark.graph.matrices import BlockInt8Matrix, StoredMatrix, store_matrix
@@ -78,14 +79,14 @@ def test_quantize_of_numbers_without_a_normal_scale_gives_zeros(largest: float) 
     weight[:, 3] = largest
     codes, _ = quantize.quantize_blocks(weight, 64)
     assert np.array_equal(codes, np.full((2, 64), 128))
-    assert not quantize.quantize_rows(weight)[0].any()
+    assert not quantise_rows(weight)[0].any()
 
 
-def test_quantize_rows_restores_its_own_output() -> None:
+def test_quantise_rows_restores_its_own_output() -> None:
     codes = np.random.default_rng(0).integers(-127, 128, (6, 40)).astype(np.int8)
     codes[:, 0] = 127
     scales = np.array([1.0, 0.5, 3e-4, 7.0, 1e-8, 2.0], np.float32)
-    again, found = quantize.quantize_rows(codes * scales[:, None])
+    again, found = quantise_rows(codes * scales[:, None])
     assert np.array_equal(again, codes)
     assert np.allclose(found, scales, rtol=1e-6)
 
