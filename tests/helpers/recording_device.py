@@ -87,6 +87,7 @@ class RecordingDevice:
         self._handle = 100
 
     name = "a recording device"
+    architecture = "sm89"
 
     @property
     def has_kernels(self) -> bool:
@@ -208,7 +209,7 @@ class RecordingDevice:
         del self._graphs[graph]
 
     def load_plan(self, path: Path) -> Plan:
-        raise AssertionError("tests hand plans over")
+        return self.plans[path.name.partition(".")[0]]
 
     def launch(self, op: str, stream: int, **params: int | float | None) -> None:
         if self._library is not None:

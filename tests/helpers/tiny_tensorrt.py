@@ -42,8 +42,9 @@ TINY_LIMITS = BuildLimits(max_batch_size=4, max_seq_len=96, max_num_tokens=32, m
 
 @dataclass(frozen=True)
 class Written:
-    """Graphs of one pair in both lowerings, in float32."""
+    """Graphs of one pair in both lowerings, in float32; `directory` holds the heads."""
 
+    directory: Path
     target: ModelConfig
     drafter: DrafterConfig
     limits: EngineLimits
@@ -117,6 +118,7 @@ def write_pair(
         has_drafter=True,
     )
     return Written(
+        directory=directory,
         target=target,
         drafter=drafter,
         limits=shapes,

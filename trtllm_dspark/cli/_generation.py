@@ -20,9 +20,15 @@ SPECULATION_HELP = (
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Declare --engine_dir, --num_threads, --batch_size and --acceptance."""
+    """Declare --engine_dir, --num_threads, --kernel_library, --batch_size and --acceptance."""
     parser.add_argument("--engine_dir", type=Path, required=required, help="the --output_dir of a build")
     parser.add_argument("--num_threads", type=int, default=2, metavar="N", help="CPU threads of a pass")
+    parser.add_argument(
+        "--kernel_library",
+        type=Path,
+        metavar="F.so",
+        help="TensorRT engines: libtrtllm_dspark_kernels.so of build_plugins, which keeps whole rounds on the GPU",
+    )
     parser.add_argument("--batch_size", type=int, default=1, metavar="B", help="requests in flight at once")
     parser.add_argument(
         "--acceptance",

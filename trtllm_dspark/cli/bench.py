@@ -115,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
         speculation="off",
         acceptance=args.acceptance,
         drafter=drafter,
+        kernel_library=args.kernel_library,
     )
     modes: list[_Mode] = []
     try:

@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         speculation=speculation,
         acceptance=args.acceptance,
         drafter=make_drafter(args),
+        kernel_library=args.kernel_library,
     )
     try:
         check_batch_size(args.batch_size, session)

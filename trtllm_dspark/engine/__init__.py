@@ -14,6 +14,8 @@ from trtllm_dspark.engine.base import (
     TokenBatch,
 )
 from trtllm_dspark.engine.onnxruntime import OnnxRuntimeEngine
+from trtllm_dspark.engine.tensorrt import TensorRtEngine
+from trtllm_dspark.engine.tensorrt.load import BACKENDS, load_tensorrt
 from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.errors import ConfigError, EngineError
 from trtllm_dspark.graph import HEADS_FILE
@@ -25,33 +27,37 @@ __all__ = [
     "EngineLimits",
     "OnnxRuntimeEngine",
     "TargetOutput",
+    "TensorRtEngine",
     "TokenBatch",
     "load_engine",
 ]
 
 
-def load_engine(path: str | Path, *, num_threads: int = 2, verify_hashes: bool = True) -> Engine:
+def load_engine(
+    path: str | Path,
+    *,
+    num_threads: int = 2,
+    verify_hashes: bool = True,
+    kernel_library: str | Path | None = None,
+) -> Engine:
     """Open an engine directory and load its engine.
 
     Args:
         path: the `--output_dir` of a build.
         num_threads: CPU threads of a pass.
         verify_hashes: hash every file before it is used; False checks existence and size only.
+        kernel_library: `libtrtllm_dspark_kernels.so` for TensorRT engines: whole rounds then stay on the GPU.
 
     Raises:
-        ConfigError: `num_threads` is below 1.
+        ConfigError: `num_threads` is below 1, or a kernel library is given to an engine that has no use for it.
+        DeviceError: a TensorRT engine finds no GPU, or a package it needs is not installed.
         EngineError: no engine directory, a damaged one, or one of a backend this version cannot run.
     """
     if num_threads < 1:
         raise ConfigError(f"num_threads is {num_threads}, it must be at least 1")
     directory = open_engine_dir(path, verify_hashes=verify_hashes)
     manifest = directory.manifest
-    if manifest.backend == "tensorrt_rtx":
-        raise EngineError(
-            f"{directory.path} holds TensorRT-RTX plans, compiled, not executed: running them needs a GPU and a "
-            "runtime that this version does not have; build with --backend onnxruntime to run here"
-        )
-    if manifest.backend != "onnxruntime":
+    if manifest.backend not in (*BACKENDS, "onnxruntime"):
         raise EngineError(f"{directory.path} was built for backend {manifest.backend!r}, which this version cannot run")
     target, drafter = manifest.target_config, manifest.drafter_config
     limits = EngineLimits(
@@ -65,5 +71,10 @@ def load_engine(path: str | Path, *, num_threads: int = 2, verify_hashes: bool =
         mask_token_id=drafter.mask_token_id if drafter else 0,
         has_drafter=drafter is not None,
     )
+    if manifest.backend in BACKENDS:
+        library = None if kernel_library is None else Path(kernel_library)
+        return load_tensorrt(directory, limits, kernel_library=library)
+    if kernel_library is not None:
+        raise ConfigError(f"{directory.path} runs on a CPU, which has no use for a kernel library; leave it out")
     heads = load_heads(directory.file(HEADS_FILE), drafter, target.vocab_size) if drafter else None
     return OnnxRuntimeEngine(directory.path, target, drafter, limits, heads, num_threads=num_threads)

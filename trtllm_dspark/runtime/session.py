@@ -158,11 +158,14 @@ class Session:
         acceptance: AcceptanceMode = "rejection",
         drafter: ProposerFactory | None = None,
         listener: RoundListener | None = None,
+        load: LoadSource | None = None,
+        online_calibration: bool = False,
+        kernel_library: str | Path | None = None,
     ) -> Session:
         """Load an engine directory and its tokenizer into a session; `close` releases the engine.
 
         The directory's cost table and calibration are those of its own drafter: with another `drafter` they are left
-        aside.
+        aside. With `online_calibration` the calibration starts from the stored one and follows what is observed.
 
         Raises:
             EngineError: the directory cannot be used.
@@ -170,7 +173,7 @@ class Session:
         """
         from trtllm_dspark.engine import load_engine
 
-        engine = load_engine(engine_dir, num_threads=num_threads)
+        engine = load_engine(engine_dir, num_threads=num_threads, kernel_library=kernel_library)
         try:
             directory = open_engine_dir(engine_dir, verify_hashes=False)
             return Session(
@@ -179,9 +182,10 @@ class Session:
                 speculation=speculation,
                 acceptance=acceptance,
                 cost_table=None if drafter else load_cost_table(directory, num_threads=num_threads),
-                calibration=None if drafter else load_calibration(directory),
+                calibration=None if drafter else load_calibration(directory, online=online_calibration),
                 drafter=drafter,
                 listener=listener,
+                load=load,
             )
         except BaseException:
             engine.close()
@@ -223,6 +227,11 @@ class Session:
     def controller(self) -> SpeculationController:
         """Decides what rounds draft and verify; its `state` holds numbers for metrics."""
         return self._controller
+
+    @property
+    def calibration(self) -> Calibration | Calibrator | None:
+        """Calibration of the confidence head, fixed or one that learns."""
+        return self._calibration
 
     @property
     def tokenizer(self) -> Tokenizer | None:

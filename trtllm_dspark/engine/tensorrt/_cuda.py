@@ -12,10 +12,14 @@ from numpy.typing import NDArray
 
 from trtllm_dspark.engine.tensorrt._plans import TensorRtRuntime
 from trtllm_dspark.engine.tensorrt.device import Plan
-from trtllm_dspark.errors import DeviceError
+from trtllm_dspark.errors import DeviceError, EngineMismatch
 from trtllm_dspark.plugins import KernelLibrary
 
-_OUT_OF_MEMORY = 2
+ROUND_OPS = frozenset(
+    ("round_begin", "round_caps", "round_rows", "round_ban", "round_commit")
+    + ("markov_draft", "confidence_schedule", "ragged_accept")
+)
+"""Kernels that rounds launch."""
 
 
 def import_cuda() -> Any:
@@ -33,6 +37,15 @@ def import_cuda() -> Any:
     return runtime
 
 
+def _load_kernels(path: Path) -> KernelLibrary:
+    library = KernelLibrary(path)
+    if missing := sorted(ROUND_OPS - set(library.ops)):
+        raise EngineMismatch(
+            f"{path} has no kernel {missing[0]!r}; build it again with this version's trtllm-dspark build_plugins"
+        )
+    return library
+
+
 class CudaDevice:
     """Device `index` of this machine.
 
@@ -43,6 +56,7 @@ class CudaDevice:
 
     Raises:
         DeviceError: cuda-python, the runtime, its driver or the device is missing.
+        EngineMismatch: the kernel library is of another version.
     """
 
     def __init__(self, backend: str, kernels: Path | None = None, index: int = 0) -> None:
@@ -55,7 +69,7 @@ class CudaDevice:
         self._name = str(properties.name.decode())
         self._capability = (int(properties.major), int(properties.minor))
         self._runtime = TensorRtRuntime(backend)
-        self._kernels = None if kernels is None else KernelLibrary(kernels)
+        self._kernels = None if kernels is None else _load_kernels(kernels)
         self._memory: set[int] = set()
         self._pinned: dict[int, Any] = {}
         self._streams: list[Any] = []
@@ -83,6 +97,8 @@ class CudaDevice:
         try:
             address = int(self._call(self._cuda.cudaMalloc, size))
         except DeviceError as error:
+            if "out of memory" not in str(error):
+                raise
             raise DeviceError(
                 f"the device has no room for {size / 1e9:.2f} GB ({error}); build with a smaller --max_batch_size, "
                 "--max_seq_len or --max_num_tokens"

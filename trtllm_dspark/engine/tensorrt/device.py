@@ -95,6 +95,11 @@ class Device(Protocol):
         ...
 
     @property
+    def architecture(self) -> str:
+        """Its compute capability, such as sm89."""
+        ...
+
+    @property
     def has_kernels(self) -> bool:
         """Whether `launch` can be called."""
         ...
