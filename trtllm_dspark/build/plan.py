@@ -31,6 +31,7 @@ from trtllm_dspark.checkpoint import (
     has_weights,
     load_drafter,
     load_target,
+    share_equal_tensors,
     spread_draft_vocab,
 )
 from trtllm_dspark.checkpoint.config import DrafterConfig
@@ -122,7 +123,9 @@ class BuildPlan:
 
 
 def plan_build(config: BuildConfig) -> BuildPlan:
-    """Open both checkpoints and settle every limit and size; reads headers, no weights.
+    """Open both checkpoints and settle every limit and size.
+
+    Reads headers, and of the weights only tables that a drafter may share with its target.
 
     Raises:
         ConfigError: a limit does not fit the models or the GPU, or the token counts do not fit the target.
@@ -192,7 +195,11 @@ def _load_drafter(config: BuildConfig, target: Checkpoint) -> tuple[DrafterCheck
     if config.weights_optional and not has_weights(path):
         # Which tokens a reduced vocabulary has is a tensor; its size is all that shapes need.
         return describe_drafter(path, target.config), None
-    return spread_draft_vocab(load_drafter(path, target.config))
+    drafter = load_drafter(path, target.config)
+    if not config.weights_optional or has_weights(config.target_checkpoint):
+        # DeepSpec's releases hold frozen copies of the target's embedding and head; an engine needs them once.
+        drafter = share_equal_tensors(drafter, target)
+    return spread_draft_vocab(drafter)
 
 
 def _draft_vocab(config: BuildConfig, target: Checkpoint) -> NDArray[np.int64] | None:

@@ -76,7 +76,9 @@ def rotate(config: ModelConfig, x: Array, positions: NDArray[np.int64]) -> Array
 
 def heads_of(config: ModelConfig, arrays: Arrays, layer: int, kind: str, x: Array) -> Array:
     """Project x [tokens, d] to the q, k or v heads of a layer [tokens, heads, D], with q_norm/k_norm where present."""
-    heads = linear(arrays, f"layers.{layer}.{kind}", x).reshape(len(x), -1, config.head_dim)
+    # Spelled out: the width of zero rows cannot be inferred, and a drafter's context may be empty.
+    count = config.num_heads if kind == "q" else config.num_kv_heads
+    heads = linear(arrays, f"layers.{layer}.{kind}", x).reshape(len(x), count, config.head_dim)
     norm = f"layers.{layer}.{kind}_norm"
     return rms_norm(arrays, norm, heads, config.rms_norm_eps) if config.qk_norm and kind != "v" else heads
 

@@ -94,6 +94,19 @@ def test_drafter_context_in_two_parts_equals_whole(
         assert np.abs(whole[layer].values[4:] - tail[layer].values).max() < 1e-12
 
 
+def test_drafter_context_may_be_empty(drafter: DrafterConfig, drafter_arrays: Arrays, rng: np.random.Generator) -> None:
+    """Before a request's first features arrive; its first block starts at position 0."""
+    features = rng.normal(size=(1, drafter.feature_size))
+    empty, full = (drafter_context(drafter, drafter_arrays, rows) for rows in (features[:0], features))
+    assert [layer.keys.shape for layer in empty] == [(0, *layer.keys.shape[1:]) for layer in full]
+    arrays = random_arrays(replace(drafter.backbone, num_layers=3), rng)
+    alone = drafter_block(drafter, drafter_arrays, empty, 5, target_arrays=arrays)
+    assert np.isfinite(alone.base_logits).all()
+    assert (
+        np.abs(alone.hidden - drafter_block(drafter, drafter_arrays, full, 5, target_arrays=arrays).hidden).max() > 1e-3
+    )
+
+
 def test_drafter_block_is_anchor_first_and_bidirectional(
     drafter: DrafterConfig, drafter_arrays: Arrays, rng: np.random.Generator
 ) -> None:
