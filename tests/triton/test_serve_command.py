@@ -9,7 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.toy_tokenizer import encode
 from helpers.triton_server import Server, free_ports
+
+from trtllm_dspark.traffic.layout import read_info
+from trtllm_dspark.traffic.shards import read_shard
 
 
 def serve(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -66,10 +70,21 @@ def test_serve_foreign_model_repository_is_refused(toy_engine_dir: Path, tmp_pat
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-def test_serve_model_repository_is_written_and_reused(start_server: Callable[..., Server], tmp_path: Path) -> None:
-    repository = tmp_path / "repository"
-    for _ in range(2):
-        server = start_server(f"--model_repository={repository}", "--exclude_input_in_output=false")
+def test_serve_model_repository_is_written_and_reused_and_traffic_is_collected(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    repository, traffic = tmp_path / "repository", tmp_path / "traffic"
+    for count in (1, 2):
+        server = start_server(
+            f"--model_repository={repository}",
+            "--exclude_input_in_output=false",
+            f"--collect_dir={traffic}",
+            "--collect_share=1",
+        )
         assert server.generate_text("ab", 3) == "abcde"
         assert server.stop() == 0
+        info = read_info(traffic)
+        (record,) = read_shard(traffic, count, info)
+        assert record.token_ids.tolist() == encode("cde")
+        assert record.top_ids[:, 0].tolist() == encode("de")
     assert "engine.sock" in (repository / "ensemble" / "config.pbtxt").read_text()

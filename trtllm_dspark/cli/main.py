@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("trtllm_dspark.cli.simulate", "foretell what a server does under a load, from its table of times"),
     "serve": ("trtllm_dspark.cli.serve", "package a Triton model repository and start the server"),
     "swap": ("trtllm_dspark.cli.swap", "try another drafter in a running server; the better one stays"),
+    "collect": ("trtllm_dspark.cli.collect", "report, check or delete what serve --collect_dir recorded"),
     "build_plugins": ("trtllm_dspark.cli.build_plugins", "compile the CUDA kernels and the TensorRT plugin library"),
     "inspect": ("trtllm_dspark.cli.inspect", "print what an engine directory holds"),
     "load_report": ("trtllm_dspark.cli.load_report", "print what the load of the GPU would change now"),

@@ -44,12 +44,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--engine_start_timeout", type=float, default=600.0, help="seconds the engine may take to load")
     add("--hang_timeout", type=float, default=60.0, help="seconds one round may take before the engine is replaced")
     add_trial_arguments(parser, required=False)
+    _add_collect_arguments(parser)
     add(
         "--triton_flag",
         action="append",
         default=[],
         help="further flag for tritonserver, e.g. --triton_flag=--log-verbose=1",
     )
+
+
+def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--collect_dir", type=Path, help="record features and outcomes of live traffic there, for train --from_traffic")
+    add("--collect_max_gb", type=float, default=1.0, help="size of all records; the oldest go first")
+    add("--collect_share", type=float, default=0.1, help="fraction of the requests that is recorded")
+    add("--collect_prompts", default="hash", choices=("hash", "drop"), help="what is kept of a prompt")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,12 +102,19 @@ def _engine_command(args: argparse.Namespace, socket: str, engine_dir: str) -> S
             f"--candidate_engine_dir={args.candidate_engine_dir}",
             f"--candidate_trial={json.dumps(trial_options(args))}",
         ]
+    collect = []
+    if args.collect_dir is not None:
+        collect = [
+            f"--{name}={getattr(args, name)}"
+            for name in ("collect_dir", "collect_max_gb", "collect_share", "collect_prompts")
+        ]
     return [
         sys.executable,
         "-m",
         "trtllm_dspark.engine_process",
         f"--engine_dir={engine_dir or args.engine_dir}",
         *candidate,
+        *collect,
         f"--socket={socket}",
         f"--speculation={args.speculation}",
         f"--acceptance={args.acceptance}",

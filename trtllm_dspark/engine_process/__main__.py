@@ -10,12 +10,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.engine_process.lanes import Lane
+from trtllm_dspark.engine_process.metrics import EngineMetrics
 from trtllm_dspark.engine_process.opening import SessionOptions, make_lane, open_candidate, open_session
 from trtllm_dspark.engine_process.requests import RequestLimits
 from trtllm_dspark.engine_process.runner import ProcessOptions, serve_lane
 from trtllm_dspark.engine_process.swap import TrialOptions
 from trtllm_dspark.errors import DsparkError, EngineError, UsageError
+from trtllm_dspark.traffic.recorder import CollectOptions, TrafficRecorder
 
 BYTES_PER_TOKEN = 64
 """Default prompt limit in bytes per token of max_seq_len: above every tokenizer's longest tokens in real text."""
@@ -36,6 +39,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model_name", default="", help="name clients see; default: the engine directory's name")
     parser.add_argument("--candidate_engine_dir", default="", help="engine whose drafter is tried from the start")
     parser.add_argument("--candidate_trial", default="{}", help="JSON of engine_process.swap.TrialOptions")
+    parser.add_argument("--collect_dir", type=Path, help="record a part of the traffic there")
+    parser.add_argument("--collect_max_gb", type=float, default=1.0)
+    parser.add_argument("--collect_share", type=float, default=0.1)
+    parser.add_argument("--collect_prompts", default="hash")
     parser.add_argument("--parent_pid", type=int, help="end when this parent is gone")
     parser.add_argument("--log_level", default="warning", choices=("debug", "info", "warning", "error"))
     return parser.parse_args(argv)
@@ -61,7 +68,9 @@ def _serve(args: argparse.Namespace) -> None:
     except (TypeError, ValueError) as error:
         raise UsageError(f"--candidate_trial is not JSON of trial options ({error})") from error
     trial.check()
-    options = SessionOptions(args.num_threads, args.speculation, args.acceptance)
+    metrics = EngineMetrics()
+    recorder = _recorder(args, metrics)
+    options = SessionOptions(args.num_threads, args.speculation, args.acceptance, recorder)
     session = open_session(args.engine_dir, options)
     tokenizer, engine = session.tokenizer, session.limits
     if tokenizer is None:
@@ -90,7 +99,25 @@ def _serve(args: argparse.Namespace) -> None:
     def open_beside(serving: str, candidate: str) -> Lane:
         return open_candidate(serving, candidate, options)
 
-    serve_lane(make_lane(session, args.engine_dir), open_beside, tokenizer, limits, process, info)
+    serve_lane(make_lane(session, args.engine_dir), open_beside, tokenizer, limits, process, info, metrics)
+    if recorder is not None:
+        recorder.close()
+
+
+def _recorder(args: argparse.Namespace, metrics: EngineMetrics) -> TrafficRecorder | None:
+    if args.collect_dir is None:
+        return None
+    if not 0.0 < args.collect_max_gb < 1e6:  # NaN is not
+        raise UsageError(f"--collect_max_gb is {args.collect_max_gb}; give gigabytes, more than 0")
+    options = CollectOptions(
+        args.collect_dir, int(args.collect_max_gb * 1e9), share=args.collect_share, prompts=args.collect_prompts
+    )
+    return TrafficRecorder(
+        open_engine_dir(args.engine_dir, verify_hashes=False).manifest,
+        options,
+        count=lambda outcome: metrics.add("dspark_collect_requests", outcome=outcome),
+        size=lambda num_bytes: metrics.set("dspark_collect_bytes", float(num_bytes)),
+    )
 
 
 if __name__ == "__main__":

@@ -12,17 +12,19 @@ from trtllm_dspark.engine_process.lanes import Lane
 from trtllm_dspark.engine_process.session_request import make_session_request
 from trtllm_dspark.errors import EngineMismatch
 from trtllm_dspark.runtime.session import Session
+from trtllm_dspark.traffic.recorder import TrafficRecorder
 
 _TEXT_FILES = ("tokenizer.json", "chat_template.jinja", "generation_config.json")
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How sessions of this process are opened."""
+    """How sessions of this process are opened; `recorder` sees those whose records fit its directory."""
 
     num_threads: int
     speculation: str
     acceptance: Literal["rejection", "coupled"]
+    recorder: TrafficRecorder | None = None
 
 
 def open_session(engine_dir: str | Path, options: SessionOptions) -> Session:
@@ -31,8 +33,15 @@ def open_session(engine_dir: str | Path, options: SessionOptions) -> Session:
     Raises:
         DsparkError: it cannot be used.
     """
+    listener = None
+    if options.recorder is not None:
+        listener = options.recorder.listener(open_engine_dir(engine_dir, verify_hashes=False).manifest)
     return Session.open(
-        engine_dir, num_threads=options.num_threads, speculation=options.speculation, acceptance=options.acceptance
+        engine_dir,
+        num_threads=options.num_threads,
+        speculation=options.speculation,
+        acceptance=options.acceptance,
+        listener=listener,
     )
 
 

@@ -48,6 +48,7 @@ def serve_lane(
     limits: RequestLimits,
     options: ProcessOptions,
     info: Mapping[str, Any],
+    metrics: EngineMetrics,
 ) -> None:
     """Serve `lane` on the socket until SIGTERM; running and waiting requests finish first, and every lane is closed.
 
@@ -60,10 +61,10 @@ def serve_lane(
         limits: what a request may ask for.
         options: see `ProcessOptions`.
         info: facts about the engine for clients.
+        metrics: where everything is counted.
     """
     if options.parent_pid is not None:
         exit_with_parent(options.parent_pid)
-    metrics = EngineMetrics()
     queue = RequestQueue(max_waiting=options.max_queue_size)
     loop = EngineLoop(lane, queue=queue, metrics=metrics, token_text=encoder.token_text)
     service = EngineService(loop, encoder, limits, metrics, info)

@@ -81,6 +81,8 @@ FAMILIES: tuple[Family, ...] = (
     Family("dspark_swap_requests", _C, "Finished requests of trials", ("arm",), values=("incumbent", "candidate")),
     Family("dspark_swap_accepted_len", _G, "Tokens per verify round of a trial's arm", ("arm",)),
     Family("dspark_swap_difference", _G, "Interval of the candidate's accepted length less the other's", ("bound",)),
+    Family("dspark_collect_requests", _C, "Sampled requests by outcome", ("outcome",), values=("recorded", "dropped")),
+    Family("dspark_collect_bytes", _G, "Bytes of traffic records on disk"),
     # Names that dashboards of the removed inflight_batcher_llm repository read; all gauges there.
     Family("nv_trt_llm_request_metrics", _G, "TRT LLM request metrics", ("request_type",)),
     Family("nv_trt_llm_kv_cache_block_metrics", _G, "TRT LLM KV cache block metrics", ("kv_cache_block_type",)),
