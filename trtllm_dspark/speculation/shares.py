@@ -65,7 +65,7 @@ def shares(weights: IntArray, budget: int, most: int, *, turn: int = 0) -> IntAr
         if not over.any():
             break
         full |= over
-    whole = np.floor(exact + 1e-9).astype(np.int64)
+    whole: IntArray = np.floor(exact + 1e-9).astype(np.int64)
     order = np.lexsort(((np.arange(count) + turn) % count, -weights))
     for row in order.tolist():
         if whole.sum() >= budget:
