@@ -53,6 +53,7 @@ class Lane:
         max_draft_len: the engine's gamma.
         running: by session id.
         draining: takes no further requests.
+        allowed: returns how many requests the load of the device allows it to run now; None = as many as it has slots.
     """
 
     session: SessionLike
@@ -62,11 +63,15 @@ class Lane:
     max_draft_len: int = 0
     running: dict[str, Stream] = field(default_factory=dict)
     draining: bool = False
+    allowed: Callable[[], int] | None = None
 
     @property
     def num_free(self) -> int:
         """Requests it would take now."""
-        return 0 if self.draining else self.num_slots - len(self.running)
+        if self.draining:
+            return 0
+        most = self.num_slots if self.allowed is None else min(self.num_slots, self.allowed())
+        return max(0, most - len(self.running))
 
     @property
     def busy(self) -> bool:

@@ -51,6 +51,13 @@ class LoadControl:
             self._state, self._limits = state, self._limits_of(state)
         return self._limits
 
+    def allowed(self) -> int:
+        """Return how many requests may run now."""
+        limits = self.limits()
+        if not limits.admit:
+            return 0
+        return self._max_requests if limits.max_requests is None else limits.max_requests
+
     def metrics(self) -> dict[str, float]:
         """Return what was read and decided, under the names of docs/load.md."""
         return self.monitor.metrics()

@@ -21,6 +21,7 @@ from trtllm_dspark.speculation import (
 from trtllm_dspark.speculation.calibration_file import CALIBRATION_FILE, read_calibration
 from trtllm_dspark.speculation.cost_table import check_cost_table, make_monotone
 from trtllm_dspark.speculation.cost_table_file import COST_TABLE_FILE, read_cost_table
+from trtllm_dspark.speculation.online_calibration import OnlineCalibration
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +105,8 @@ def load_cost_table(directory: EngineDirectory, *, num_threads: int) -> CostTabl
     return stored.table
 
 
-def load_calibration(directory: EngineDirectory) -> Calibration | None:
-    """Return the engine's stored calibration, None where it has none.
+def load_calibration(directory: EngineDirectory, *, online: bool = False) -> Calibration | OnlineCalibration | None:
+    """Return the engine's stored calibration, None where it has none; `online`: one that starts there and learns.
 
     Raises:
         EngineError: the file is damaged, of another version or of another engine.
@@ -113,4 +114,7 @@ def load_calibration(directory: EngineDirectory) -> Calibration | None:
     calibration = read_calibration(directory)
     if calibration is not None:
         logger.info("confidences are calibrated by %s", directory.path / CALIBRATION_FILE)
+    gamma = directory.manifest.limits.max_draft_len
+    if online and gamma:
+        return OnlineCalibration(calibration or Calibration.identity(gamma))
     return calibration

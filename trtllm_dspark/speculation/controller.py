@@ -21,6 +21,7 @@ from trtllm_dspark.speculation.calibration import Calibration
 from trtllm_dspark.speculation.config import SpeculationConfig
 from trtllm_dspark.speculation.cost_table import CostTable
 from trtllm_dspark.speculation.drift import Correction, RoundCosts
+from trtllm_dspark.speculation.round_counters import RoundCounters
 from trtllm_dspark.speculation.scheduler import PrefixScheduler
 
 logger = logging.getLogger(__name__)
@@ -219,6 +220,7 @@ class SpeculationController:
         elif config.mode != "off":
             self._scheduler = PrefixScheduler(config, max_draft_len=max_draft_len, cost_table=cost_table)
         self._gamma = max_draft_len
+        self.counters = RoundCounters(self.draft_len)
 
     @property
     def draft_len(self) -> int:
@@ -324,6 +326,9 @@ class SpeculationController:
     def observe(self, outcome: RoundOutcome) -> None:
         """Learn from a finished round: calibration, acceptance, times."""
         self._observe_times(outcome)
+        self.counters.add(
+            outcome.plan.caps, outcome.drafted, outcome.verify_len, outcome.accepted, outcome.plan.verify_budget
+        )
         usable = outcome.drafted & (outcome.accepted >= 0)
         if outcome.confidence is None or not usable.any():
             return
@@ -370,6 +375,7 @@ class SpeculationController:
             predicted += self._costs.observe_draft(int(outcome.drafted.sum()) or count, depth, outcome.draft_us)
             measured += outcome.draft_us
         self._predicted_us, self._measured_us = predicted, measured
+        self.counters.add_times(predicted, measured)
 
 
 def _uncalibrated(confidence: FloatArray, plan: RoundPlan) -> FloatArray:

@@ -93,6 +93,25 @@ def test_stream_items_concatenate_to_the_greedy_tokens_and_unary_gets_them_at_on
     assert tokens[2] == [[5, *greedy([5], 40)]]
 
 
+def test_closed_admission_keeps_requests_waiting_and_lets_running_ones_go_on() -> None:
+    bench = Bench()
+    allowed = 1
+    bench.loop.lanes.serving.allowed = lambda: allowed
+    for first in range(3):
+        bench.submit([first], max_tokens=12)
+    bench.round()
+    assert (bench.loop.num_running, bench.loop.num_waiting) == (1, 2)
+    allowed = 0
+    while bench.loop.num_running:
+        assert bench.round()
+    bench.round()
+    # Nobody holds a slot and nothing is computed: the loop sleeps until the load allows more.
+    assert (bench.loop.num_waiting, bench.session.has_unfinished()) == (2, False)
+    allowed = 7
+    bench.round()
+    assert (bench.loop.num_running, bench.loop.num_waiting) == (2, 0)
+
+
 def test_cancel_frees_the_slot_before_the_next_round() -> None:
     bench = Bench()
     streams = [bench.submit([first]) for first in range(5)]  # four slots
