@@ -13,7 +13,7 @@ from trtllm_dspark.build._choices import BACKENDS, WEIGHT_DTYPES
 from trtllm_dspark.cli._gpu_flags import add_gpu_arguments, gpu_options
 from trtllm_dspark.cli._removed_flags import refuse_removed_flags
 from trtllm_dspark.cli._tables import build_table, estimate_table, print_table
-from trtllm_dspark.errors import UsageError
+from trtllm_dspark.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from trtllm_dspark.build import BuildReport
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from trtllm_dspark.build.report import Progress
 
 logger = logging.getLogger(__name__)
+
+DEFAULT_THREADS = 2
+"""What `run` and `serve` use unless told otherwise: a table counts for one number of threads."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +90,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     vocab.add_argument(
         "--draft_vocab_counts", type=Path, metavar="FILE", help="token counts that choose them (docs/file_formats.md)"
     )
+    profile = parser.add_argument_group("cost table")
+    profile.add_argument(
+        "--no_profile", action="store_true", help="do not measure the new engine; trtllm-dspark profile does it later"
+    )
     refuse_removed_flags(parser)
 
 
@@ -129,7 +136,22 @@ def run(args: argparse.Namespace) -> int:
         return 0
     report = _build_with_bar(config)
     print_table(build_table(report))
+    if config.backend == "onnxruntime" and not args.no_profile:
+        _write_quick_table(config.output_dir)
     return 0
+
+
+def _write_quick_table(engine_dir: Path) -> None:
+    """Measure the new engine for its first users; times that must not decide anything are not kept."""
+    from trtllm_dspark.cli.profile import measure_and_store
+    from trtllm_dspark.engine_dir import open_engine_dir
+
+    try:
+        measure_and_store(open_engine_dir(engine_dir, verify_hashes=False), num_threads=DEFAULT_THREADS, quick=True)
+    except ConfigError as error:
+        logger.warning("no cost table was written: %s, with trtllm-dspark profile", error)
+        return
+    print_table([("cost table", "quick; trtllm-dspark profile measures more depths and lengths")])
 
 
 def _build_with_bar(config: BuildConfig) -> BuildReport:

@@ -26,6 +26,8 @@ OUTLIER = 3.0
 """A round that took more than this times its prediction was interrupted; it counts as this much."""
 TOLD = 1.5
 """A correction is logged when it has changed by this factor since it was logged last."""
+FIRST_TELL = 16
+"""Observations before the first such line: a single round tells little."""
 TELL_EVERY = 256
 """Rounds between two such lines at least."""
 DEPTH_STEP = 64
@@ -70,7 +72,7 @@ class RoundCosts:
         self._unmeasured = 0
         self._draft_weight = self._draft_ratio = 0.0
         self._told = Correction()
-        self._untold = TELL_EVERY
+        self._untold = TELL_EVERY - FIRST_TELL
 
     @property
     def rounds_unmeasured(self) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+from helpers.toy_pair import ToyPair
 
 from trtllm_dspark.cli import profile
 from trtllm_dspark.cli.main import main
@@ -108,3 +110,51 @@ def test_run_table_of_another_engine_is_exit_code_3(engine_dir: Path, capsys: py
     flags = ["--prompt", "a", "--speculation", "early_stop", "--max_tokens", "3"]
     assert main(["run", "--engine_dir", str(engine_dir), *flags]) == 3
     assert "belongs to another engine" in capsys.readouterr().err
+
+
+def test_profile_plot_is_an_image_of_every_measured_line(
+    engine_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(monkeypatch, RISING)
+    image = tmp_path / "times.svg"
+    assert main(["profile", "--engine_dir", str(engine_dir), "--plot", str(image)]) == 0
+    text = image.read_text()
+    assert text.startswith("<svg")
+    assert "1 requests, 128 cached (draft 0.0 ms)" in text
+
+
+@pytest.mark.parametrize(("name", "message"), [("x.png", "trtllm-dspark[plot]"), ("x.jpg", "ends in .svg or .png")])
+def test_profile_plot_that_cannot_be_written_is_refused_before_measuring(
+    engine_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, message: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["profile", "--engine_dir", str(engine_dir), "--plot", name]) == 2
+    assert message in capsys.readouterr().err
+    assert not (engine_dir / "cost_table.json").exists()
+
+
+def test_profile_keeps_a_clock_of_null_on_a_cpu(engine_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(monkeypatch, RISING)
+    assert main(["profile", "--engine_dir", str(engine_dir)]) == 0
+    assert json.loads((engine_dir / "cost_table.json").read_text())["sm_clock_mhz"] is None
+
+
+@pytest.mark.parametrize("last", [300.0, 100.0])
+@pytest.mark.parametrize("flags", [[], ["--no_profile"]])
+def test_build_writes_a_quick_table_unless_told_not_to(
+    toy_pair: ToyPair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    flags: list[str],
+    last: float,
+) -> None:
+    verify = {VerifyShape(1, 1, 1, 0): 100.0, VerifyShape(1, 8, 8, 0): last}
+    measured(monkeypatch, CostTable(verify, {DraftShape(1, 0): 9.0}))
+    models = ["--target_checkpoint", str(toy_pair.target_dir), "--draft_checkpoint", str(toy_pair.drafter_dir)]
+    limits = ["--max_batch_size", "1", "--max_seq_len", "128", "--max_num_tokens", "16"]
+    output = tmp_path / "built"
+    assert main(["build", *models, *limits, "--output_dir", str(output), *flags]) == 0
+    stored = read_cost_table(open_engine_dir(output))
+    assert (stored is not None) == (not flags and last > 100)
+    assert ("no cost table was written" in caplog.text) == (not flags and last == 100)

@@ -167,3 +167,17 @@ def test_measure_engine_without_drafter_has_verify_times_only() -> None:
     table = measure_cost_table(FakeEngine(has_drafter=False, max_batch_size=2))
     assert table.draft_us == {}
     assert {shape.num_tokens for shape in table.verify_us} == {1, 2}
+
+
+def test_step_time_of_padded_passes_is_a_staircase() -> None:
+    table = CostTable(flat_rows({(1, 1): 100.0, (1, 4): 400.0, (1, 8): 800.0}), {}, token_sizes=(1, 4, 8))
+    assert table.step_time_us(1, 8)[1:].tolist() == [100.0, *[400.0] * 3, *[800.0] * 4]
+    assert table.step_time_us(1, 6)[1:].tolist() == [100.0, *[400.0] * 3, *[600.0] * 2]
+
+
+def test_measure_asks_an_engine_that_pads_for_its_sizes() -> None:
+    class Padded(FakeEngine):
+        token_sizes = (1, 4, 8)
+
+    assert measure_cost_table(Padded(max_batch_size=1), quick=True).token_sizes == (1, 4, 8)
+    assert measure_cost_table(FakeEngine(max_batch_size=1), quick=True).token_sizes == ()

@@ -36,6 +36,18 @@ def test_table_is_read_back_as_it_was_written(directory: EngineDirectory) -> Non
     assert raw["verify_us"] == [[1, 2, 2, 128, 120.5], [2, 4, 2, 0, 130.0]]
 
 
+def test_clock_and_padded_sizes_are_read_back(directory: EngineDirectory) -> None:
+    table = CostTable({VerifyShape(1, 2, 2, 128): 120.5}, {}, token_sizes=(1, 2, 4))
+    stored = StoredCostTable(table, "a GPU", 2, sm_clock_mhz=1980)
+    path = write_cost_table(directory, stored)
+    assert read_cost_table(directory) == stored
+    old = {
+        key: value for key, value in json.loads(path.read_text()).items() if key not in ("sm_clock_mhz", "token_sizes")
+    }
+    path.write_text(json.dumps(old))
+    assert read_cost_table(directory) == StoredCostTable(CostTable(table.verify_us, {}), "a GPU", 2)
+
+
 def test_engine_with_a_table_is_still_intact(toy_engine_dir: Path) -> None:
     directory = open_engine_dir(toy_engine_dir)
     path = write_cost_table(directory, STORED)
@@ -57,6 +69,8 @@ def test_engine_with_a_table_is_still_intact(toy_engine_dir: Path) -> None:
         ({"verify_us": [[1, 1, 1, 0, -1.0]]}, EngineError, "no shape with a time"),
         ({"verify_us": [[1, 1.5, 1, 0, 1.0]]}, EngineError, "no shape with a time"),
         ({"draft_us": [[1, 0, "fast"]]}, EngineError, "no shape with a time"),
+        ({"token_sizes": [4, 2]}, EngineError, "do not ascend"),
+        ({"token_sizes": [0]}, EngineError, "no list of whole numbers"),
         ({"num_threads": None}, EngineError, "'num_threads' must be an integer"),
     ],
 )
