@@ -122,6 +122,20 @@ def test_stub_killed_or_frozen_tritonserver_is_restarted(
     wait_for(lambda: server.metric("dspark_requests_running") == 0)
 
 
+def test_stub_of_the_gate_killed_is_replaced_without_a_restart(start_server: Callable[..., Server]) -> None:
+    server = start_server()
+    before, gate = server.children(), server.stubs()["dspark_engine"]
+    os.kill(gate, signal.SIGKILL)
+    wait_for(lambda: server.stubs().get("dspark_engine", gate) != gate, timeout_s=40.0)
+    server.wait_ready()
+    assert server.generate("dspark_engine")[0] == 200
+    assert server.children() == before
+    # The next engine's death turns health red all the same.
+    os.kill(before["engine"], signal.SIGKILL)
+    assert 400 in read_until_ready_changes(server)
+    assert server.generate_text("a", 5) == "bcdef"
+
+
 def test_tritonserver_killed_is_restarted(start_server: Callable[..., Server]) -> None:
     server = start_server()
     before = server.children()

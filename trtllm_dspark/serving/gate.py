@@ -5,11 +5,15 @@ from __future__ import annotations
 import http.client
 import logging
 import threading
+import time
 from pathlib import Path
 
 from trtllm_dspark.serving.contract import GATE_MODEL
 
 logger = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+_MISSING_S = 3.0
 
 
 class ReadinessGate:
@@ -30,6 +34,7 @@ class ReadinessGate:
         self._open = False
         self._dirty = False
         self._loaded = True
+        self._missing_since: float | None = None
         threading.Thread(target=self._run, name="readiness-gate", daemon=True).start()
 
     def set(self, is_open: bool) -> None:
@@ -44,6 +49,18 @@ class ReadinessGate:
                 self._ready_file.unlink(missing_ok=True)
             self._wanted.notify()
 
+    def note_stub(self, is_alive: bool) -> None:
+        """Take in whether the gate's stub answers; one that is gone while the gate is open is replaced."""
+        with self._wanted:
+            if is_alive or not (self._open and self._loaded):
+                self._missing_since = None
+            elif self._missing_since is None:
+                self._missing_since = time.monotonic()
+            elif time.monotonic() - self._missing_since > _MISSING_S:
+                logger.warning("the stub of model %s ended; it is loaded again", GATE_MODEL)
+                self._missing_since, self._loaded, self._dirty = None, False, True
+                self._wanted.notify()
+
     def is_ready(self, *, timeout_s: float = 1.0) -> bool:
         """Return what /v2/health/ready says."""
         return self._request("GET", "/v2/health/ready", timeout_s) == 200
@@ -51,8 +68,12 @@ class ReadinessGate:
     def _run(self) -> None:
         while True:
             with self._wanted:
-                while not self._dirty:
-                    self._wanted.wait()
+                if not self._dirty:
+                    # A load that failed although all is well (its stub was killed, say) is tried again.
+                    self._wanted.wait(_RETRY_S if self._open and not self._loaded else None)
+                retry = self._open and not self._loaded
+                if not self._dirty and not retry:
+                    continue
                 self._dirty = False
                 if self._open and self._loaded:
                     continue  # opened before the server started, or again while the gate was being loaded

@@ -18,7 +18,7 @@ from typing import Any
 
 from trtllm_dspark.errors import DeviceError
 from trtllm_dspark.serving.children import children_of, command_line, kill_stubs, kill_tree, process_state, spawn
-from trtllm_dspark.serving.contract import MODELS
+from trtllm_dspark.serving.contract import GATE_MODEL, MODELS
 from trtllm_dspark.serving.engine_watch import EngineWatch
 from trtllm_dspark.serving.front_watch import FrontWatch, check_front_packages
 from trtllm_dspark.serving.gate import ReadinessGate
@@ -37,6 +37,7 @@ from trtllm_dspark.serving.tritonserver import (
 logger = logging.getLogger(__name__)
 
 STUB_SILENT_S = 3.0
+STATUS_FRESH_S = 1.5
 SERVER_START_TIMEOUT_S = 120.0
 _POLL_S = 0.1
 _MAX_FAILED_SERVERS = 3
@@ -246,6 +247,10 @@ class Launcher:
         problem = self._stub_problem(server, engine)
         if problem:
             self._restart_server(problem)
+            return
+        stubs, age = engine.stubs()
+        if age < STATUS_FRESH_S:
+            gate.note_stub(any(stub["name"] == GATE_MODEL for stub in stubs))
 
     def _start_server(self, installation: TritonInstallation, repository: Path) -> None:
         options = self._options
@@ -306,7 +311,7 @@ class Launcher:
             else:
                 self._stopped_since.pop(pid, None)
         stubs, age = engine.stubs()
-        if engine.ready and age < 1.5:
+        if engine.ready and age < STATUS_FRESH_S:
             for stub in stubs:
                 if self._known_stubs.get(stub["name"]) == stub["pid"] and stub["silent_s"] > STUB_SILENT_S:
                     return f"the stub of model {stub['name']} does not answer"
