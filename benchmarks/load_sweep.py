@@ -1,0 +1,199 @@
+"""Closed-loop load over domains, concurrencies and speculation policies, paired and interleaved.
+
+    python benchmarks/load_sweep.py --engine_dir E --prompts_file F.jsonl --output_dir D [--minutes 22]
+
+Every policy runs the same prompts of a domain at the same concurrency right after the others, in another order each
+time; that is one repeat of a cell, and what is compared is the ratio to `off` within it. Each takes other prompts.
+Sessions live through the whole sweep, as a server's would. Runs are appended to D/runs.jsonl: started again with the
+same arguments the sweep goes on where it stopped. `--report_only` prints what the runs so far say.
+
+Writes D/sweep.json (also what simulated_vs_measured.py reads), D/sweep.md and D/sweep.svg. Run it on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import load_sweep_report as report
+
+from trtllm_dspark.cli._prompts import Prompt, encode_prompt, read_prompts
+from trtllm_dspark.engine import load_engine
+from trtllm_dspark.engine.device import cpu_name
+from trtllm_dspark.engine_dir import open_engine_dir
+from trtllm_dspark.runtime import Request, SamplingParams, Session, Tokenizer
+from trtllm_dspark.runtime.closed_loop import run_closed_loop
+from trtllm_dspark.runtime.scheduling import load_calibration, load_cost_table
+from trtllm_dspark.speculation import measure_cost_table
+from trtllm_dspark.speculation.cost_table import check_cost_table, make_monotone
+
+FIXED = "fixed:1,fixed:2,fixed:3,fixed:5,fixed:7"
+POLICIES = f"off,{FIXED},threshold:0.1,threshold:0.3,threshold:0.5,early_stop,stale_topk,adaptive"
+UNCALIBRATED = "threshold:0.3,early_stop,stale_topk,adaptive"
+CONCURRENCY = "1,2,4,8"
+MIN_PROMPTS = 4
+"""Prompts of one run at least; otherwise as many as run at once."""
+
+logger = logging.getLogger("load_sweep")
+
+
+@dataclass(slots=True)
+class Policy:
+    """A policy and the session that keeps what it learns."""
+
+    name: str
+    session: Session
+    calibrated: bool
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine_dir", type=Path, required=True)
+    parser.add_argument("--prompts_file", type=Path, required=True, help="prompts with a 'domain' each")
+    parser.add_argument("--output_dir", type=Path, required=True)
+    parser.add_argument("--policies", default=POLICIES)
+    parser.add_argument("--uncalibrated", default=UNCALIBRATED, help="policies also run without calibration.json")
+    parser.add_argument("--concurrency", default=CONCURRENCY)
+    parser.add_argument("--max_tokens", type=int, default=48)
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of every cell, unless the time is over before")
+    parser.add_argument("--minutes", type=float, default=22.0, help="start no further repeat of a cell after this time")
+    parser.add_argument("--num_threads", type=int, default=2)
+    parser.add_argument("--report_only", action="store_true", help="measure nothing")
+    args = parser.parse_args()
+    logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    runs_file = args.output_dir / "runs.jsonl"
+    if not args.report_only:
+        measure(args, runs_file)
+    runs = [json.loads(line) for line in runs_file.read_text(encoding="utf-8").splitlines()]
+    manifest = open_engine_dir(args.engine_dir, verify_hashes=False).manifest
+    facts = {
+        "device": cpu_name(),
+        "num_threads": args.num_threads,
+        "max_tokens": args.max_tokens,
+        "engine_hash": manifest.engine_hash,
+        "prompts_file": args.prompts_file.name,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    print(report.write(runs, facts, args.output_dir))
+
+
+def measure(args: argparse.Namespace, runs_file: Path) -> None:
+    """Append runs until every cell has its repeats or the time is over."""
+    policies = make_policies(args)
+    tokenizer = policies[0].session.tokenizer
+    assert tokenizer is not None
+    domains: dict[str, list[list[int]]] = {}
+    for prompt in read_prompts(args.prompts_file):
+        domains.setdefault(prompt.domain or "all", []).append(encode(prompt, tokenizer))
+    done = finished_groups(runs_file, len(policies))
+    deadline = time.monotonic() + 60 * args.minutes
+    for policy in policies:
+        run_once(policy, next(iter(domains.values()))[:1], 1, 8)
+    turn = 0
+    for repeat in range(args.repeats):
+        for domain, prompts in domains.items():
+            for concurrency in map(int, args.concurrency.split(",")):
+                turn += 1
+                key = (repeat, domain, concurrency)
+                if key in done:
+                    continue
+                if time.monotonic() > deadline:
+                    logger.warning("the time is over in repeat %d; start again to go on", repeat + 1)
+                    return
+                size = max(MIN_PROMPTS, concurrency)
+                chosen = [prompts[(repeat * size + index) % len(prompts)] for index in range(size)]
+                lines = []
+                for index in range(len(policies)):
+                    policy = policies[(turn + index) % len(policies)]
+                    result = run_once(policy, chosen, concurrency, args.max_tokens)
+                    lines.append({"repeat": repeat, "domain": domain, "concurrency": concurrency, **result})
+                # A group is written whole, so that an interrupted one leaves nothing.
+                with runs_file.open("a", encoding="utf-8") as file:
+                    file.write("".join(json.dumps(line) + "\n" for line in lines))
+                logger.info("repeat %d, %s, %d at once: done", repeat + 1, domain, concurrency)
+
+
+def make_policies(args: argparse.Namespace) -> list[Policy]:
+    engine = load_engine(args.engine_dir, num_threads=args.num_threads, verify_hashes=False)
+    directory = open_engine_dir(args.engine_dir, verify_hashes=False)
+    tokenizer, calibration = Tokenizer.open(directory), load_calibration(directory)
+    table = load_cost_table(directory, num_threads=args.num_threads)
+    if table is None:
+        logger.warning("no cost table of this machine: measuring one now; trtllm-dspark profile measures more")
+        table = measure_cost_table(engine)
+        check_cost_table(table)
+        table = make_monotone(table)
+
+    def session(name: str, *, calibrated: bool) -> Session:
+        used = calibration if calibrated else None
+        return Session(engine, tokenizer, speculation=name, cost_table=table, calibration=used)
+
+    policies = [Policy(name, session(name, calibrated=True), True) for name in args.policies.split(",")]
+    if calibration is None:
+        logger.warning("no calibration.json: everything runs uncalibrated; trtllm-dspark calibrate writes one")
+        return policies
+    names = [name for name in args.uncalibrated.split(",") if name]
+    return policies + [Policy(name, session(name, calibrated=False), False) for name in names]
+
+
+def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
+    return encode_prompt(prompt, tokenizer, raw=False)
+
+
+def run_once(policy: Policy, prompts: list[list[int]], concurrency: int, max_tokens: int) -> dict[str, Any]:
+    """Run the prompts once and return what a report needs of it."""
+    session = policy.session
+    stats = session.stats
+    before = (stats.rounds, stats.round_s, stats.engine_s, dict(stats.plans))
+    # Every request is as long: a policy must not win by ending early.
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    requests = [Request(str(index), prompt, params) for index, prompt in enumerate(prompts)]
+    started = time.perf_counter()
+    outputs = [o for o in run_closed_loop(session, requests, batch_size=concurrency) if o.finished]
+    seconds = time.perf_counter() - started
+    for output in outputs:
+        if output.error is not None:
+            raise SystemExit(f"{policy.name}: {output.error}")
+    acceptance = [output.stats.acceptance for output in outputs]
+    rounds = stats.rounds - before[0]
+    plans = {name: count - before[3].get(name, 0) for name, count in stats.plans.items()}
+    state = session.controller.state
+    return {
+        "speculation": policy.name,
+        "calibrated": policy.calibrated,
+        "seconds": seconds,
+        "tokens": sum(output.stats.num_output_tokens for output in outputs),
+        "rounds": rounds,
+        "round_ms": (stats.round_s - before[1]) / rounds * 1e3,
+        "engine_ms": (stats.engine_s - before[2]) / rounds * 1e3,
+        "verify_rounds": sum(entry.rounds for entry in acceptance),
+        "emitted": sum(entry.emitted for entry in acceptance),
+        "verified_per_position": [sum(column) for column in zip(*(a.verified_per_position for a in acceptance))],  # noqa: B905
+        "accepted_per_position": [sum(column) for column in zip(*(a.accepted_per_position for a in acceptance))],  # noqa: B905
+        "plans": {name: count for name, count in plans.items() if count},
+        "correction": [state.correction.base, state.correction.marginal, state.correction.draft],
+    }
+
+
+def finished_groups(runs_file: Path, num_policies: int) -> set[tuple[int, str, int]]:
+    """Return the (repeat, domain, concurrency) that a sweep before has measured in full."""
+    if not runs_file.exists():
+        return set()
+    counts: dict[tuple[int, str, int], int] = {}
+    for line in runs_file.read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        key = (run["repeat"], run["domain"], run["concurrency"])
+        counts[key] = counts.get(key, 0) + 1
+    if any(count != num_policies for count in counts.values()):
+        raise SystemExit(f"{runs_file} was measured with other policies; give another --output_dir")
+    return set(counts)
+
+
+if __name__ == "__main__":
+    main()
