@@ -34,7 +34,7 @@ from trtllm_dspark.speculation.cost_table import check_cost_table, make_monotone
 
 FIXED = "fixed:1,fixed:2,fixed:3,fixed:5,fixed:7"
 POLICIES = f"off,{FIXED},threshold:0.1,threshold:0.3,threshold:0.5,early_stop,stale_topk,adaptive"
-UNCALIBRATED = "threshold:0.3,early_stop,stale_topk,adaptive"
+UNCALIBRATED = "threshold:0.3,adaptive"
 CONCURRENCY = "1,2,4,8"
 MIN_PROMPTS = 4
 """Prompts of one run at least; otherwise as many as run at once."""
@@ -59,8 +59,8 @@ def main() -> None:
     parser.add_argument("--policies", default=POLICIES)
     parser.add_argument("--uncalibrated", default=UNCALIBRATED, help="policies also run without calibration.json")
     parser.add_argument("--concurrency", default=CONCURRENCY)
-    parser.add_argument("--max_tokens", type=int, default=48)
-    parser.add_argument("--repeats", type=int, default=5, help="repeats of every cell, unless the time is over before")
+    parser.add_argument("--max_tokens", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=6, help="repeats of every cell, unless the time is over before")
     parser.add_argument("--minutes", type=float, default=22.0, help="start no further repeat of a cell after this time")
     parser.add_argument("--num_threads", type=int, default=2)
     parser.add_argument("--report_only", action="store_true", help="measure nothing")

@@ -41,15 +41,20 @@ def summarise(runs: list[Run]) -> dict[str, Any]:
             pooled = []
             for domain in domains:
                 mine = _select(calibrated, name, level, domain)
-                domain_cells.append({"domain": domain, **_cell(name, level, mine, off)})
                 pooled.append(mine)
-            cells.append(_cell(name, level, _pooled(pooled), _pooled_off(off, level, domains)))
+                if mine:
+                    domain_cells.append({"domain": domain, **_cell(name, level, mine, off)})
+            whole = _pooled(pooled)
+            if whole:
+                cells.append(_cell(name, level, whole, _pooled_off(off, level, domains)))
     ablation = []
     for name in dict.fromkeys(run["speculation"] for run in runs if not run["calibrated"]):
         without = [run for run in runs if not run["calibrated"]]
         for level in levels:
             base = {_group(run): run for run in _select(calibrated, name, level, None)}
-            ablation.append(_cell(name, level, _select(without, name, level, None), base))
+            mine = _select(without, name, level, None)
+            if mine:
+                ablation.append(_cell(name, level, mine, base))
     return {
         "cells": cells,
         "domain_cells": domain_cells,
@@ -67,7 +72,7 @@ def tables(content: dict[str, Any]) -> str:
         f"Rates over `off` of the same repeat: median and {CONFIDENCE:.0%} bootstrap interval over the repeats.",
         "",
     ]
-    levels = sorted({cell["concurrency"] for cell in content["cells"]})
+    levels = sorted({cell["concurrency"] for cell in content["domain_cells"]})
     for domain in [*sorted({cell["domain"] for cell in content["domain_cells"]}), None]:
         chosen = content["cells"] if domain is None else content["domain_cells"]
         chosen = [cell for cell in chosen if domain is None or cell["domain"] == domain]
@@ -76,14 +81,14 @@ def tables(content: dict[str, Any]) -> str:
         lines += ["|---|" + "---|" * len(levels)]
         for name in names:
             row = {cell["concurrency"]: cell for cell in chosen if cell["speculation"] == name}
-            lines.append(f"| `{name}` | " + " | ".join(_entry(row[level]) for level in levels) + " |")
+            lines.append(f"| `{name}` | " + " | ".join(_entry(row.get(level)) for level in levels) + " |")
         lines.append("")
     if content["ablation"]:
         lines += ["| without calibration, over the same with | " + " | ".join(map(str, levels)) + " |"]
         lines += ["|---|" + "---|" * len(levels)]
         for name in dict.fromkeys(cell["speculation"] for cell in content["ablation"]):
             row = {cell["concurrency"]: cell for cell in content["ablation"] if cell["speculation"] == name}
-            lines.append(f"| `{name}` | " + " | ".join(_ratio(row[level]) for level in levels) + " |")
+            lines.append(f"| `{name}` | " + " | ".join(_ratio(row.get(level)) for level in levels) + " |")
         lines.append("")
     lines += [f"* {verdict}" for verdict in content["verdicts"]["sentences"]]
     return "\n".join(lines) + "\n"
@@ -106,7 +111,7 @@ def plot(content: dict[str, Any]) -> str:
                 dash=0 if adaptive else 1,
             )
         )
-    level = sorted({cell["concurrency"] for cell in content["cells"]})
+    level = sorted({cell["concurrency"] for cell in content["domain_cells"]})
     series.append(Series("off", [level[0], level[-1]], [1.0, 1.0], style="line", colour="#000"))
     return line_plot(
         series, title="Rate over off", x_label="requests at once", y_label="ratio", x_log=True, from_zero=False
@@ -151,8 +156,11 @@ def _verdicts(runs: list[Run], names: list[str], levels: list[int], domains: lis
         return {"sentences": ["no verdicts without `adaptive` and `off`"]}
     fixed = [name for name in names if name.startswith("fixed")]
     below_off, below_fixed, cells = [], [], 0
+    measured = {(run["concurrency"], run["domain"]) for run in runs}
     for level in levels:
         for domain in domains:
+            if (level, domain) not in measured:
+                continue
             cells += 1
             place = f"{domain} at {level}"
             ratio = np.median(_ratios(runs, "adaptive", "off", level, domain))
@@ -164,7 +172,7 @@ def _verdicts(runs: list[Run], names: list[str], levels: list[int], domains: lis
                     below_fixed.append(f"{place}: {np.median(paired):.3f} of {name}")
     overall = {
         name: float(np.exp(np.mean([np.log(np.median(_ratios(runs, name, "off", level, domain)))
-                                    for level in levels for domain in domains])))
+                                    for level, domain in sorted(measured)])))
         for name in names
     }  # fmt: skip
     best = max(fixed, key=lambda name: overall[name]) if fixed else None
@@ -247,13 +255,17 @@ def _rate(run: Run) -> float:
     return float(run["tokens"] / run["seconds"])
 
 
-def _entry(cell: dict[str, Any]) -> str:
+def _entry(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return "not measured"
     if cell["speculation"] == "off":
         return f"{cell['tokens_per_s']:.0f} tokens/s"
     accepted = "" if cell["accepted_len"] is None else f", {cell['accepted_len']:.2f}"
     return f"{_ratio(cell)}{accepted}"
 
 
-def _ratio(cell: dict[str, Any]) -> str:
+def _ratio(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return "not measured"
     low, high = cell["ratio_interval"]
     return f"{cell['ratio_to_off']:.2f} [{low:.2f}, {high:.2f}]"
