@@ -31,12 +31,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"checkpoint", "engine", "engine_dir", "speculation", "load", "_core"},
     "evaluation": {"engine", "runtime", "speculation"},
     "traffic": {"checkpoint", "engine_dir", "runtime"},
-    "serving": {"engine_dir", "runtime"},
-    "engine_process": {"engine", "engine_dir", "runtime", "serving", "speculation.statistics", "traffic"},
+    "serving": {"engine_dir", "runtime", "load.metrics"},
+    "engine_process": {"engine", "engine_dir", "runtime", "serving", "speculation", "traffic", "load"},
     # Drives the serving code in simulated time.
     "simulate": {"engine.base", "engine_dir", "engine_process", "load", "reports", "runtime", "speculation"},
     # The only package that imports PyTorch.
-    "train": {"build", "checkpoint", "engine", "graph", "runtime"},
+    "train": {"build", "checkpoint", "engine", "graph", "runtime", "traffic"},
     "reference": set(),
     # Builds and describes the native plugin library.
     "plugins": set(),

@@ -59,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sequences that the target generated before, in place of prompts; repeatable (docs/training.md)",
     )
     paths.add_argument(
+        "--from_traffic",
+        type=Path,
+        metavar="DIR",
+        help="--collect_dir of a server of this target: train on what it recorded, alone or beside the others",
+    )
+    paths.add_argument(
         "--validation_file",
         type=Path,
         metavar="F.jsonl",
@@ -159,16 +165,18 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("training needs PyTorch; install it with pip install 'trtllm-dspark[train]'")
     from trtllm_dspark.train.pipeline import Preparation, Run
 
-    if bool(args.prompts_file) == bool(args.responses_file):
-        raise ConfigError("give --prompts_file or --responses_file: what to answer, or what was answered")
+    if args.prompts_file and args.responses_file:
+        raise ConfigError("give --prompts_file or --responses_file, not both: what to answer, or what was answered")
+    if not (args.prompts_file or args.responses_file or args.from_traffic or args.num_self_made):
+        raise ConfigError("give something to train on: --prompts_file, --responses_file or --from_traffic")
     turns = [prompt for path in args.prompts_file for prompt in read_prompts(path)]
     generation, config = _generation_config(args), _train_config(args)
     with _stop_on_signals() as stop:
         preparation = Preparation(config)
         responses = _read(args.responses_file, preparation)
-        if not responses:
-            responses = _generate(args, preparation, turns, generation, stop)
-        run = Run(preparation, responses)
+        if turns or args.num_self_made:
+            responses += _generate(args, preparation, turns, generation, stop)
+        run = Run(preparation, responses, traffic=args.from_traffic)
         try:
             return _train(args, run, preparation, stop)
         finally:

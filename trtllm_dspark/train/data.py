@@ -48,7 +48,7 @@ class Share:
 
     Attributes:
         indices: [S] of the responses.
-        anchors: [S, A] positions.
+        anchors: [S, A] indices into the sequences' tokens.
         rows: [n] wanted slots of the flattened S A gamma.
         weights: [n].
     """
@@ -125,7 +125,9 @@ def collate(
         total_weight: sum of the weights of the whole step.
     """
     gamma = config.block_size
-    features, positions, index = _contexts(share, captured)
+    features, places_seen, index = _contexts(share, captured)
+    first = np.array([responses[i].first_position for i in share.indices])
+    sequence_of_token = np.repeat(np.arange(len(share.indices)), share.anchors.max(1))
     tokens = [np.asarray(responses[i].token_ids, np.int64) for i in share.indices]
     starts = np.array([responses[i].response_start for i in share.indices])
     places = share.anchors[..., None] + np.arange(gamma + 1)
@@ -145,8 +147,9 @@ def collate(
         top_ids, top_probs = np.where(known, top_ids, 0), np.where(known, top_probs, 0)
     blocks = Blocks(
         torch.from_numpy(features),
-        torch.from_numpy(positions),
+        torch.from_numpy(places_seen + first[sequence_of_token]),
         torch.from_numpy(index),
+        torch.from_numpy(share.anchors + first[:, None]),
         torch.from_numpy(share.anchors),
         torch.from_numpy(ids),
         torch.from_numpy(np.ascontiguousarray(sequence[..., :-1])),
@@ -184,12 +187,13 @@ def _tops(
     captured: Sequence[Captured], sequences: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Gather rows of the sequences' targets; a row behind the end (of weight 0) repeats the last one."""
-    width = captured[0].top_ids.shape[1]
-    ids, probs = np.empty((len(rows), width), np.int64), np.empty((len(rows), width), np.float32)
+    width = max(one.top_ids.shape[1] for one in captured)
+    ids, probs = np.zeros((len(rows), width), np.int64), np.zeros((len(rows), width), np.float32)
     for number, one in enumerate(captured):
         mine = sequences == number
         at = np.minimum(rows[mine], len(one.top_ids) - 1)
-        ids[mine], probs[mine] = one.top_ids[at], one.top_probs[at]
+        known = one.top_ids.shape[1]
+        ids[mine, :known], probs[mine, :known] = one.top_ids[at], one.top_probs[at]
     return ids, probs
 
 

@@ -30,7 +30,7 @@ class Captured:
     """One sequence's features and targets; token t of the response is predicted by row t of the targets.
 
     Attributes:
-        features: [L - 1, m d] float16; the last token's are never a context.
+        features: [L - 1, m d] float16, of every token but the last, which is never a context.
         scales: [L - 1, 1] float32; features times scale are the target's (which exceed float16's range).
         top_ids: [response, K] int32, target ids of the likeliest tokens the drafter can propose, likeliest first.
         top_probs: [response, K] float16, their probabilities out of the whole vocabulary.
@@ -87,7 +87,7 @@ class Capturer:
             if done + len(chunk) > first:
                 tops.append(self._likeliest(output.logits))
             done += len(chunk)
-        features, scales = _compress(np.concatenate(parts))
+        features, scales = compress(np.concatenate(parts))
         top_ids, top_probs = (np.concatenate(arrays) for arrays in zip(*tops, strict=True))
         return Captured(features, scales, top_ids, top_probs)
 
@@ -183,7 +183,11 @@ class FeatureCache:
         self._sizes[path] = captured.num_bytes
 
     def _path(self, response: Response) -> Path:
-        digest = hashlib.sha256(np.asarray([response.response_start, *response.token_ids], np.int64).tobytes())
+        facts = [response.response_start, *response.token_ids]
+        if response.first_position:
+            # Equal answers to other prompts have other features.
+            facts += [response.first_position, response.index]
+        digest = hashlib.sha256(np.asarray(facts, np.int64).tobytes())
         return self._directory / f"{self._key}.{digest.hexdigest()[:24]}.npz"
 
 
@@ -210,6 +214,7 @@ def expand(captured: Captured) -> NDArray[np.float32]:
     return captured.features.astype(np.float32) * captured.scales
 
 
-def _compress(features: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
+def compress(features: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
+    """Return float16 features and the scale of each row."""
     scales = np.maximum(np.abs(features).max(-1, keepdims=True), 1e-20) / np.float32(_SCALE)
     return (features / scales).astype(np.float16), scales

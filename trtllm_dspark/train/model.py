@@ -51,7 +51,8 @@ class Blocks:
         features: [N, m d] target features of the sequences' contexts, packed.
         context_positions: [N] int64.
         context_index: [S, C] int64, packed row of each padded context token; any row behind a context's end.
-        anchors: [S, A] int64, the anchors' positions; a block sees the context below its anchor.
+        anchors: [S, A] int64, the anchors' positions.
+        context_lens: [S, A] int64, context tokens a block sees: those below its anchor.
         input_ids: [S, A, gamma] int64: anchor, masks.
         previous_ids: [S, A, gamma] int64, token before each predicted one: anchor, then the sequence itself.
         rows: [n] int64, slots (of the flattened S A gamma) whose predictions are wanted, ascending.
@@ -61,6 +62,7 @@ class Blocks:
     context_positions: Tensor
     context_index: Tensor
     anchors: Tensor
+    context_lens: Tensor
     input_ids: Tensor
     previous_ids: Tensor
     rows: Tensor
@@ -106,7 +108,7 @@ def backbone(parameters: Parameters, frozen: Frozen, config: DrafterConfig, bloc
     context = _norm(context, parameters["hidden_norm.weight"], eps)
     num_sequences, num_blocks, gamma = blocks.input_ids.shape
     positions = (blocks.anchors[..., None] + torch.arange(gamma)).reshape(-1)
-    hidden_keys = torch.arange(blocks.context_index.shape[1]) >= blocks.anchors[..., None]
+    hidden_keys = torch.arange(blocks.context_index.shape[1]) >= blocks.context_lens[..., None]
     x = frozen.embedding[blocks.input_ids.reshape(-1)]
     for layer in range(model.num_layers):
         name = f"layers.{layer}"

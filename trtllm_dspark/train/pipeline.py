@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from trtllm_dspark.train.responses import Response
 from trtllm_dspark.train.saved_state import load_state
 from trtllm_dspark.train.schedule import Schedule
 from trtllm_dspark.train.target_engine import FeatureTarget, write_feature_target
+from trtllm_dspark.train.traffic import read_traffic
 from trtllm_dspark.train.trainer import StepReport, Steps, Trainer, TrainerConfig, full_draft_config, run
 from trtllm_dspark.train.walk import accepted_len
 
@@ -38,6 +40,7 @@ STATE_DIR = "state"
 DRAFTER_DIR = "drafter"
 TARGET_DIR = "target"
 CACHE_DIR = "features"
+TRAFFIC_DIR = "traffic_features"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +158,22 @@ class Run:
     Args:
         preparation: target and drafter.
         responses: sequences to train on; longer ones than `max_seq_len` are left out.
+        traffic: directory of traffic records to train on as well.
     """
 
-    def __init__(self, preparation: Preparation, responses: Sequence[Response]) -> None:
+    def __init__(self, preparation: Preparation, responses: Sequence[Response], *, traffic: Path | None = None) -> None:
         config = preparation.config
         self.config, self.target, self.drafter = config, preparation.target, preparation.drafter
         self.draft_token_ids = preparation.draft_token_ids
-        kept = [response for response in responses if len(response.token_ids) <= config.max_seq_len]
+        given = None
+        if traffic is not None:
+            given = FeatureCache(config.output_dir / TRAFFIC_DIR, sys.maxsize, str(traffic.resolve()))
+            responses = [*responses, *read_traffic(traffic, self.target, self.drafter, given)]
+        kept = [
+            response
+            for response in responses
+            if response.first_position + len(response.token_ids) <= config.max_seq_len
+        ]
         if len(kept) < len(responses):
             left = len(responses) - len(kept)
             logger.warning("%d responses exceed --max_seq_len %d and are left out", left, config.max_seq_len)
@@ -192,6 +204,7 @@ class Run:
             capturers,
             self._cache(),
             self.draft_token_ids,
+            given,
         )
         self._steps = Steps(config.steps, config.minutes, config.warmup_steps, config.decay_share)
         self._log = StepLog(config.output_dir / LOG_FILE, self.drafter.block_size)
@@ -320,5 +333,5 @@ class Run:
 def _digest(responses: Sequence[Response]) -> str:
     digest = hashlib.sha256()
     for response in responses:
-        digest.update(f"{response.response_start}:{response.token_ids}\n".encode())
+        digest.update(f"{response.first_position}:{response.response_start}:{response.token_ids}\n".encode())
     return digest.hexdigest()

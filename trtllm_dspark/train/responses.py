@@ -20,6 +20,8 @@ class Response:
         response_start: index of the response's first token.
         token_ids: prompt and response.
         index: job it answers, -1 for a response from elsewhere.
+        first_position: position of `token_ids[0]`; above 0 where the prompt is not known and its features are not part
+            of any context.
     """
 
     domain: str
@@ -27,6 +29,7 @@ class Response:
     response_start: int
     token_ids: tuple[int, ...]
     index: int = -1
+    first_position: int = 0
 
     @property
     def num_anchors(self) -> int:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trtllm_dspark.checkpoint.config import DrafterConfig
-from trtllm_dspark.errors import CheckpointError, ConfigError, DsparkError
+from trtllm_dspark.errors import CheckpointError, ConfigError, DeviceError, DsparkError
 from trtllm_dspark.train.data import BatchConfig, Sampler, Share, collate
 from trtllm_dspark.train.features import Captured, Capturer, FeatureCache
 from trtllm_dspark.train.loss import Alphas, losses
@@ -113,6 +113,7 @@ class Trainer:
         capturers: one a thread.
         cache: of captured sequences.
         draft_token_ids: [Vd] target ids, or None for all.
+        given: sequences that came with their features.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Trainer:
         capturers: Sequence[Capturer],
         cache: FeatureCache,
         draft_token_ids: NDArray[np.int64] | None,
+        given: FeatureCache | None = None,
     ) -> None:
         if trainer.batch.sample_positions and config.markov_head == "rnn":
             raise ConfigError("an rnn head needs every position of a block; leave out --sample_positions")
@@ -134,7 +136,7 @@ class Trainer:
         if not self._responses:
             raise ConfigError("no response is long enough to train on; generate longer ones")
         self._sampler = Sampler(self._responses, trainer.batch, trainer.num_shares)
-        self._capturers, self._cache = list(capturers), cache
+        self._capturers, self._cache, self._given = list(capturers), cache, given
         self._draft_ids = None
         if draft_token_ids is not None:
             self._draft_ids = np.full(config.backbone.vocab_size, -1, np.int64)
@@ -200,9 +202,12 @@ class Trainer:
 
         def one(response: Response) -> Captured:
             with self._cache_lock:
-                known = self._cache.get(response)
+                known = None if self._given is None else self._given.get(response)
+                known = self._cache.get(response) if known is None else known
             if known is not None:
                 return known
+            if response.first_position:
+                raise DeviceError("the features of a traffic record are gone; start again in another --output_dir")
             capturer = queue.pop()
             try:
                 new = capturer.capture(response)
