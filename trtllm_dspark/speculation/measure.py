@@ -31,6 +31,28 @@ class PadsTokens(Protocol):
         ...
 
 
+class PassTimer(Protocol):
+    """What times the passes of an engine on its device, without what a host adds."""
+
+    def verify_us(self, num_requests: int, num_tokens: int, depth: int) -> float:
+        """Return the microseconds of a target pass."""
+        ...
+
+    def draft_us(self, num_requests: int, depth: int) -> float:
+        """Return the microseconds of absorbing and drafting."""
+        ...
+
+
+@runtime_checkable
+class TimesPasses(Protocol):
+    """An engine that may time its passes itself."""
+
+    @property
+    def pass_timer(self) -> PassTimer | None:
+        """Its timer, if it has one."""
+        ...
+
+
 def measure_cost_table(
     engine: Engine, *, quick: bool = False, progress: Progress | None = None, max_draft_len: int | None = None
 ) -> CostTable:
@@ -39,7 +61,8 @@ def measure_cost_table(
     All shapes are run once per repeat, so that a busy moment hits many shapes once and not one shape five times. Slots
     are overwritten, so no request may be active. Costs are those of greedy requests.
 
-    Where the engine pads its passes the table says to what sizes, so that times between them are read as steps.
+    An engine that times its passes on its device does so. Where it pads them the table says to what sizes, so that
+    times between them are read as steps.
 
     Args:
         engine: target and drafter.
@@ -58,17 +81,25 @@ def measure_cost_table(
     verify: dict[VerifyShape, list[float]] = {shape: [] for row in shapes.values() for shape in row}
     draft: dict[DraftShape, list[float]] = {}
     done = filled = 0
+    timer = engine.pass_timer if isinstance(engine, TimesPasses) else None
     for depth, row in shapes.items():
-        _fill(engine, filled, depth)
-        filled = depth
-        # The first pass of a shape allocates; it does not count.
-        _time_verify(engine, max(row, key=lambda shape: shape.num_tokens))
+        if timer is None:
+            _fill(engine, filled, depth)
+            filled = depth
+            # The first pass of a shape allocates; it does not count.
+            _time_verify(engine, max(row, key=lambda shape: shape.num_tokens))
         for repeat in range(REPEATS):
             # In another order each time: a machine that is throttled after a burst would slow the last shapes always.
             for shape in random.Random(repeat).sample(row, len(row)):
-                verify[shape].append(_time_verify(engine, shape))
+                verify[shape].append(
+                    _time_verify(engine, shape)
+                    if timer is None
+                    else timer.verify_us(shape.num_requests, shape.num_tokens, depth)
+                )
             for count in drafts:
-                draft.setdefault(DraftShape(count, depth), []).append(_time_draft(engine, count, depth))
+                draft.setdefault(DraftShape(count, depth), []).append(
+                    _time_draft(engine, count, depth) if timer is None else timer.draft_us(count, depth)
+                )
             done += len(row) + len(drafts)
             if progress is not None:
                 progress(done, total)

@@ -183,6 +183,34 @@ class RoundQueue:
         self.graphs.collected(ticket)
         return RoundResult(decode, verify_len, draft_failed, confidence, prompts, device_us)
 
+    def time_round(self, num_requests: int, num_tokens: int, *, drafts: bool, depth: int) -> float:
+        """Return the microseconds a round of this size takes on the device while nothing else runs.
+
+        Every row rides along with `depth` tokens cached, so slots must be free. Padding is computed like tokens, so
+        what a round costs does not depend on how many of its tokens are real.
+
+        Args:
+            num_requests: R.
+            num_tokens: T of the target pass, R to R times a block and its anchor.
+            drafts: whether the block, the head and the schedule run.
+            depth: tokens cached of each row.
+        """
+        if self._flights:
+            raise RuntimeError("rounds are timed on an idle engine only; collect those in flight first")
+        model = self._model
+        draft_len = model.limits.max_draft_len if drafts else 0
+        key = RoundKey(num_requests, num_tokens, draft_len, FIXED_MODE, ACCEPTANCES["rejection"], bans=False)
+        captured = self.graphs.get(key, model.stream, self._round.contexts, self._round.enqueue, self._idle)
+        stage(model, self._staging, {self._memory["positions"]: np.full(num_requests, depth, np.int32)})
+        self._idle()
+        start, end = self._starts[0], self._starts[1]
+        model.device.record(start, model.stream)
+        self.graphs.launch(key, captured, model.stream, self._round.enqueue, self._next)
+        model.device.record(end, model.stream)
+        model.device.synchronize(end)
+        self.graphs.collected(self._next)
+        return model.device.elapsed_us(start, end)
+
     def close(self) -> None:
         """Forget rounds in flight and release the graphs; the device must be idle."""
         self._flights.clear()

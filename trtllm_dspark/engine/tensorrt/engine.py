@@ -13,7 +13,7 @@ from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.engine._packing import PackedRows, pack_rows
 from trtllm_dspark.engine.base import BlockOutput, ContextBatch, EngineLimits, IntArray, TargetOutput, TokenBatch
 from trtllm_dspark.engine.rounds import RoundBatch, RoundResult, Ticket
-from trtllm_dspark.engine.tensorrt._buckets import block_shapes, context_shapes, target_shapes
+from trtllm_dspark.engine.tensorrt._buckets import block_shapes, context_shapes, ladder, target_shapes
 from trtllm_dspark.engine.tensorrt._graphs import GraphStats
 from trtllm_dspark.engine.tensorrt._heads import DeviceHeads
 from trtllm_dspark.engine.tensorrt._memory import PinnedRing
@@ -28,6 +28,31 @@ logger = logging.getLogger(__name__)
 
 NUM_GRAPHS = 64
 """CUDA graphs kept by default: a batch of 32 has 11 request buckets, each with a few of tokens."""
+
+
+class RoundTimer:
+    """Times parts of rounds on an idle engine as their differences: a captured round cannot be timed inside.
+
+    Args:
+        rounds: of the engine.
+    """
+
+    def __init__(self, rounds: RoundQueue) -> None:
+        self._rounds = rounds
+
+    def verify_us(self, num_requests: int, num_tokens: int, depth: int) -> float:
+        """Return the microseconds of target pass, acceptance and context update; at least those of a plain round."""
+        if num_tokens == num_requests:
+            return self._rounds.time_round(num_requests, num_tokens, drafts=False, depth=depth)
+        whole = self._rounds.time_round(num_requests, num_tokens, drafts=True, depth=depth)
+        plain = self._rounds.time_round(num_requests, num_requests, drafts=False, depth=depth)
+        return max(plain, whole - self.draft_us(num_requests, depth))
+
+    def draft_us(self, num_requests: int, depth: int) -> float:
+        """Return the microseconds of block, head and schedule: what they add to a plain round."""
+        whole = self._rounds.time_round(num_requests, num_requests, drafts=True, depth=depth)
+        plain = self._rounds.time_round(num_requests, num_requests, drafts=False, depth=depth)
+        return max(0.0, whole - plain)
 
 
 class TensorRtEngine:
@@ -102,6 +127,16 @@ class TensorRtEngine:
     def max_banned(self) -> int:
         """Most end tokens of a request that has a `min_tokens`."""
         return MAX_BANNED
+
+    @property
+    def token_sizes(self) -> tuple[int, ...]:
+        """Ascending tokens that target passes of rounds are padded to; empty where rounds run on the host."""
+        return () if self._rounds is None else ladder(self._model.decode_tokens)
+
+    @property
+    def pass_timer(self) -> RoundTimer | None:
+        """Times rounds on the device, for cost tables; None without the kernel library."""
+        return None if self._rounds is None else RoundTimer(self._rounds)
 
     @property
     def graph_stats(self) -> GraphStats | None:

@@ -14,6 +14,7 @@ from helpers.trt_fixtures import Opened
 from trtllm_dspark.engine.rounds import DecodeRows, DeviceSchedule, PromptRows, RoundBatch, RowSampling
 from trtllm_dspark.engine.tensorrt import TensorRtEngine
 from trtllm_dspark.errors import DeviceError
+from trtllm_dspark.speculation import measure_cost_table
 
 ROUND = [
     "round_begin", "drafter_block", "markov_draft", "round_caps", "confidence_schedule", "round_rows", "target",
@@ -248,3 +249,29 @@ def test_moved_slot_keeps_its_caches_and_state(toy_weights: Written, opened: Ope
 
 def _fields(rows: PromptRows) -> dict[str, Any]:
     return {name: getattr(rows, name) for name in PromptRows.__dataclass_fields__}
+
+
+def test_cost_table_is_measured_in_rounds_of_the_device(toy_weights: Written, opened: Opened) -> None:
+    engine, device = opened(toy_weights)
+    table = measure_cost_table(engine, quick=True)
+    # The recording device's clock counts ops, and a round is one.
+    assert set(table.verify_us.values()) == {2.0}
+    assert set(table.draft_us.values()) == {0.0}
+    assert table.token_sizes[-1] == toy_weights.limits.max_num_tokens
+    assert not [op for op in device.ops if op.kind == "to_host"], "no logits travel"
+    # An engine that was timed serves as before: slots are as if nothing had run.
+    fresh, _ = opened(toy_weights)
+    batches = [prompts(3), decode(3), decode(3)]
+    for one, other in zip(run(engine, batches), run(fresh, batches), strict=True):
+        rows, expected = one.decode or one.prompts, other.decode or other.prompts
+        np.testing.assert_array_equal(rows.tokens, expected.tokens)
+
+
+def test_rounds_are_not_timed_under_a_running_one(toy_weights: Written, opened: Opened) -> None:
+    engine, _ = opened(toy_weights)
+    run(engine, [prompts(1)])
+    ticket = engine.submit_round(decode(1))
+    assert engine.pass_timer is not None
+    with pytest.raises(RuntimeError, match="on an idle engine only"):
+        engine.pass_timer.draft_us(1, 4)
+    engine.collect_round(ticket)
