@@ -90,5 +90,8 @@ def target_arrays() -> RandomArrays:
 def drafter_arrays() -> RandomArrays:
     """Return a drafter that shares the target's embedding and head."""
     size = DRAFTER.backbone.hidden_size
-    own = {"fc.weight": (size, DRAFTER.feature_size), "hidden_norm.weight": (size,)}
+    own: dict[str, tuple[int, ...]] = {"fc.weight": (size, DRAFTER.feature_size), "hidden_norm.weight": (size,)}
+    factor = (TARGET.vocab_size, DRAFTER.markov_rank)
+    own |= {"markov.w1.weight": factor, "markov.w2.weight": factor}
+    own |= {"confidence.weight": (size + DRAFTER.markov_rank,), "confidence.bias": (1,)}
     return RandomArrays(layer_shapes(DRAFTER.backbone) | own)

@@ -12,7 +12,7 @@ from helpers.smollm2 import DEMO
 from trtllm_dspark.build.tensorrt import cache_len
 from trtllm_dspark.checkpoint import load_drafter, load_target, spread_draft_vocab
 from trtllm_dspark.engine_dir import BuildLimits
-from trtllm_dspark.graph import DrafterSource, write_drafter, write_target
+from trtllm_dspark.graph import DrafterSource, WeightDtype, write_drafter, write_target
 from trtllm_dspark.graph.lowering import TrtNativeLowering
 
 Dtype = Literal["float16", "bfloat16"]
@@ -50,16 +50,18 @@ def smollm2_graphs(directory: Path, dtype: Dtype) -> None:
     )
 
 
-def qwen3_graphs(directory: Path, dtype: Dtype) -> None:
+def qwen3_graphs(
+    directory: Path, dtype: Dtype, weight_dtype: WeightDtype | None = None, native_heads: bool = False
+) -> None:
     config, drafter, arrays = qwen3_shapes.TARGET, qwen3_shapes.DRAFTER, qwen3_shapes.target_arrays()
-    lowering = TrtNativeLowering(cache_len(LIMITS, drafter.block_size), dtype)
+    lowering = TrtNativeLowering(cache_len(LIMITS, drafter.block_size), dtype, native_heads)
     written = write_target(
         directory,
         config,
         arrays,
         max_seq_len=LIMITS.max_seq_len,
         feature_layer_ids=drafter.target_layer_ids,
-        weight_dtype=dtype,
+        weight_dtype=weight_dtype or dtype,
         lowering=lowering,
     )
     write_drafter(
@@ -67,7 +69,7 @@ def qwen3_graphs(directory: Path, dtype: Dtype) -> None:
         DrafterSource(drafter, qwen3_shapes.drafter_arrays(), config, arrays, written),
         max_seq_len=LIMITS.max_seq_len,
         max_draft_len=LIMITS.max_draft_len,
-        weight_dtype=dtype,
+        weight_dtype=weight_dtype or dtype,
         lowering=lowering,
     )
 
@@ -86,6 +88,14 @@ def graphs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     directory = tmp_path_factory.mktemp(f"{pair}-{dtype}")
     PAIRS[pair](directory, dtype)
     return f"{pair}-{dtype}", directory
+
+
+@pytest.fixture(scope="session")
+def int8_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of graphs with int8 weights and the drafter's heads as native layers."""
+    directory = tmp_path_factory.mktemp("qwen3-int8")
+    qwen3_graphs(directory, "bfloat16", "w8a16", native_heads=True)
+    return directory
 
 
 @pytest.fixture(scope="session")

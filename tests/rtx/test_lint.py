@@ -23,6 +23,7 @@ from trtllm_dspark.build.tensorrt_rtx import TENSORRT_RTX
 from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.cli.main import main
 from trtllm_dspark.engine import load_engine
+from trtllm_dspark.engine_dir import read_plan_reports
 from trtllm_dspark.errors import ConfigError, EngineError
 from trtllm_dspark.graph import WeightDtype, write_target
 from trtllm_dspark.graph.lowering import TrtNativeLowering
@@ -163,7 +164,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(target), str(tiny_models.write_drafter(root / "drafter", **shape))
 
 
-def test_build_writes_a_checked_directory_that_no_cpu_loads(pair: tuple[str, str], tmp_path: Path) -> None:
+def test_build_writes_a_checked_directory_that_no_cpu_loads(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, told = tmp_path / "engine", []
     config = BuildConfig(
         *(pair[0], out, pair[1]),
@@ -184,6 +187,18 @@ def test_build_writes_a_checked_directory_that_no_cpu_loads(pair: tuple[str, str
     assert (manifest.backend, manifest.gpu_architectures) == ("tensorrt_rtx", ("sm89", "sm120"))
     assert any(step == "compile target sm120" for step, _ in told)
     assert [done for _, done in told] == sorted(done for _, done in told)
+    assert manifest.gpu is not None
+    assert (manifest.gpu.lowering, manifest.gpu.cache_len % 64) == ("trt_native", 0)
+    reports = {report.plan: report for report in read_plan_reports(open_engine_dir(out))}
+    assert reports.keys() == {f"{stem}.{arch}.plan" for stem in stems for arch in ("sm89", "sm120")}
+    target = reports["target.sm89.plan"]
+    assert [entry.profile for entry in target.profiles if entry.input == "input_ids"] == ["decode", "prefill"]
+    assert sum("_mha" in layer.name for layer in target.layers) == 2 * manifest.target_config.num_layers
+    capsys.readouterr()
+    assert main(["inspect", "--engine_dir", str(out), "--layers"]) == 0
+    shown = capsys.readouterr().out
+    for text in ("profile decode", "fused attention", "past_k.0..3 bfloat16 [R, ", "_mha", "trt_native, caches of"):
+        assert text in shown
     with pytest.raises(EngineError, match="compiled, not executed"):
         load_engine(out)
     plan = out / "target.sm89.plan"

@@ -47,7 +47,7 @@ def graph_bindings(model: onnx.ModelProto) -> tuple[Binding, ...]:
         Binding(
             value.name,
             mode,
-            onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower(),
+            onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name,
             tuple(dim.dim_param or str(dim.dim_value) for dim in value.type.tensor_type.shape.dim),
         )
         for mode, values in (("input", model.graph.input), ("output", model.graph.output))

@@ -74,6 +74,13 @@ def test_open_other_schema_version_says_build_again(engine: Path) -> None:
         open_engine_dir(engine)
 
 
+@pytest.mark.parametrize("version", [True, 1.0, "1", None])
+def test_open_schema_version_that_is_no_integer_is_refused(engine: Path, version: object) -> None:
+    edit(engine, schema_version=version)
+    with pytest.raises(EngineError, match=f"has schema version {version!r}, this version reads 1"):
+        open_engine_dir(engine)
+
+
 def test_open_foreign_json_is_refused(engine: Path) -> None:
     (engine / "manifest.json").write_text('{"schema": "other"}')
     with pytest.raises(EngineError, match="is not the manifest of a trtllm-dspark engine"):
