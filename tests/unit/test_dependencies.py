@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"engine", "runtime", "speculation"},
     "traffic": {"checkpoint", "engine_dir", "runtime"},
     "serving": {"engine_dir", "runtime", "load.metrics"},
-    "engine_process": {"engine", "engine_dir", "runtime", "serving", "speculation", "traffic", "load"},
+    "engine_process": {"engine", "engine_dir", "runtime", "serving", "speculation", "traffic"},
     # Drives the serving code in simulated time.
     "simulate": {"engine.base", "engine_dir", "engine_process", "load", "reports", "runtime", "speculation"},
     # The only package that imports PyTorch.

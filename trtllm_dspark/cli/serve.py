@@ -46,6 +46,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trial_arguments(parser, required=False)
     _add_collect_arguments(parser)
     add(
+        "--calibration",
+        default="auto",
+        choices=("auto", "online", "stored"),
+        help="online: the confidence head's calibration follows what is observed; auto: where a seed does not fix the "
+        "text anyway (adaptive, early_stop, stale_topk)",
+    )
+    add(
+        "--load_monitor",
+        default="auto",
+        choices=("auto", "on", "off"),
+        help="adapt to clocks, other tenants and free memory of the GPU; auto: where the engine runs on one",
+    )
+    add("--load_device", default="0", metavar="GPU", help="NVML index or UUID of the GPU whose load counts")
+    add(
         "--triton_flag",
         action="append",
         default=[],
@@ -122,6 +136,9 @@ def _engine_command(args: argparse.Namespace, socket: str, engine_dir: str) -> S
         f"--max_queue_size={args.max_queue_size}",
         f"--max_prompt_bytes={args.max_prompt_bytes}",
         f"--model_name={args.model_name}",
+        f"--calibration={args.calibration}",
+        f"--load_monitor={args.load_monitor}",
+        f"--load_device={args.load_device}",
         f"--parent_pid={os.getpid()}",
         f"--log_level={'info' if args.log_level == 'debug' else 'warning'}",
     ]

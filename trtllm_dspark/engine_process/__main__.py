@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -13,7 +14,13 @@ from pathlib import Path
 from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.engine_process.lanes import Lane
 from trtllm_dspark.engine_process.metrics import EngineMetrics
-from trtllm_dspark.engine_process.opening import SessionOptions, make_lane, open_candidate, open_session
+from trtllm_dspark.engine_process.opening import (
+    SessionOptions,
+    make_lane,
+    open_candidate,
+    open_load_control,
+    open_session,
+)
 from trtllm_dspark.engine_process.requests import RequestLimits
 from trtllm_dspark.engine_process.runner import ProcessOptions, serve_lane
 from trtllm_dspark.engine_process.swap import TrialOptions
@@ -43,6 +50,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--collect_max_gb", type=float, default=1.0)
     parser.add_argument("--collect_share", type=float, default=0.1)
     parser.add_argument("--collect_prompts", default="hash")
+    parser.add_argument("--calibration", default="auto", choices=("auto", "online", "stored"))
+    parser.add_argument("--load_monitor", default="auto", choices=("auto", "on", "off"))
+    parser.add_argument("--load_device", default="0", help="NVML index or UUID of the GPU whose load counts")
     parser.add_argument("--parent_pid", type=int, help="end when this parent is gone")
     parser.add_argument("--log_level", default="warning", choices=("debug", "info", "warning", "error"))
     return parser.parse_args(argv)
@@ -70,7 +80,11 @@ def _serve(args: argparse.Namespace) -> None:
     trial.check()
     metrics = EngineMetrics()
     recorder = _recorder(args, metrics)
-    options = SessionOptions(args.num_threads, args.speculation, args.acceptance, recorder)
+    device = int(args.load_device) if args.load_device.isdecimal() else args.load_device
+    load = open_load_control(args.engine_dir, args.load_monitor, device)
+    options = SessionOptions(
+        args.num_threads, args.speculation, args.acceptance, recorder, load=load, calibration=args.calibration
+    )
     session = open_session(args.engine_dir, options)
     tokenizer, engine = session.tokenizer, session.limits
     if tokenizer is None:
@@ -99,7 +113,10 @@ def _serve(args: argparse.Namespace) -> None:
     def open_beside(serving: str, candidate: str) -> Lane:
         return open_candidate(serving, candidate, options)
 
-    serve_lane(make_lane(session, args.engine_dir), open_beside, tokenizer, limits, process, info, metrics)
+    lane = make_lane(session, args.engine_dir, load)
+    # The engine holds its memory now: what is free is what others may take.
+    with load or contextlib.nullcontext():
+        serve_lane(lane, open_beside, tokenizer, limits, process, info, metrics, load)
     if recorder is not None:
         recorder.close()
 

@@ -16,11 +16,13 @@ from trtllm_dspark.engine_process.lanes import Lane, LaneSet
 from trtllm_dspark.engine_process.metrics import EngineMetrics
 from trtllm_dspark.engine_process.publisher import Publisher
 from trtllm_dspark.engine_process.queue import RequestQueue
+from trtllm_dspark.engine_process.speculation_metrics import SpeculationMetrics
 from trtllm_dspark.engine_process.streams import Stream, StreamState
 from trtllm_dspark.errors import DeviceError, RequestError
 
 if TYPE_CHECKING:
     from trtllm_dspark.engine_process.swap import DrafterSwap
+    from trtllm_dspark.runtime.load_control import LoadControl
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class EngineLoop:
         queue: the waiting room.
         metrics: where everything is counted.
         token_text: text of one token, for requests that want it.
+        load: what limits the sessions, for the metrics; None where nothing does.
 
     Attributes:
         lanes: the sessions; a drafter swap puts a second one beside the first.
@@ -48,12 +51,14 @@ class EngineLoop:
         queue: RequestQueue,
         metrics: EngineMetrics,
         token_text: Callable[[int], str] = str,
+        load: LoadControl | None = None,
     ) -> None:
         self.lanes = LaneSet(lane)
         self.swap: DrafterSwap | None = None
         self._queue = queue
         self._metrics = metrics
         self._gauges = Gauges(metrics, lane.num_slots)
+        self._speculation = SpeculationMetrics(metrics, load)
         self._publisher = Publisher(metrics, token_text)
         self._deadlines: list[tuple[float, int, Stream]] = []
         self._sequence = itertools.count()
@@ -257,3 +262,4 @@ class EngineLoop:
     def _update_gauges(self) -> None:
         self._gauges.num_slots = self.lanes.num_slots
         self._gauges.update(waiting=len(self._queue), running=self.lanes.running(), rounds=self.rounds)
+        self._speculation.update([lane.session for lane in self.lanes])

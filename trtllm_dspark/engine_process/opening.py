@@ -11,7 +11,9 @@ from trtllm_dspark.engine_dir import Manifest, open_engine_dir
 from trtllm_dspark.engine_process.lanes import Lane
 from trtllm_dspark.engine_process.session_request import make_session_request
 from trtllm_dspark.errors import EngineMismatch
+from trtllm_dspark.runtime.load_control import LoadControl
 from trtllm_dspark.runtime.session import Session
+from trtllm_dspark.speculation.config import SpeculationConfig
 from trtllm_dspark.traffic.recorder import TrafficRecorder
 
 _TEXT_FILES = ("tokenizer.json", "chat_template.jinja", "generation_config.json")
@@ -19,12 +21,30 @@ _TEXT_FILES = ("tokenizer.json", "chat_template.jinja", "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How sessions of this process are opened; `recorder` sees those whose records fit its directory."""
+    """How sessions of this process are opened.
+
+    Attributes:
+        num_threads: of the CPU engine.
+        speculation: which drafts a round verifies.
+        acceptance: how sampled drafts are accepted.
+        recorder: sees the sessions whose records fit its directory.
+        load: limits that the load of the GPU sets, or None.
+        calibration: `online` follows what is observed, `stored` does not, `auto` is online where a seed does not fix
+            the text anyway.
+    """
 
     num_threads: int
     speculation: str
     acceptance: Literal["rejection", "coupled"]
     recorder: TrafficRecorder | None = None
+    load: LoadControl | None = None
+    calibration: Literal["auto", "online", "stored"] = "auto"
+
+    @property
+    def online_calibration(self) -> bool:
+        """Whether the calibration follows what is observed."""
+        compared = SpeculationConfig.parse(self.speculation).compares_requests
+        return self.calibration == "online" or (self.calibration == "auto" and compared)
 
 
 def open_session(engine_dir: str | Path, options: SessionOptions) -> Session:
@@ -42,10 +62,12 @@ def open_session(engine_dir: str | Path, options: SessionOptions) -> Session:
         speculation=options.speculation,
         acceptance=options.acceptance,
         listener=listener,
+        load=options.load,
+        online_calibration=options.online_calibration,
     )
 
 
-def make_lane(session: Session, engine_dir: str | Path) -> Lane:
+def make_lane(session: Session, engine_dir: str | Path, load: LoadControl | None = None) -> Lane:
     """Return the lane of a session that was opened from `engine_dir`."""
     limits = session.limits
     return Lane(
@@ -54,7 +76,22 @@ def make_lane(session: Session, engine_dir: str | Path) -> Lane:
         limits.max_batch_size,
         engine_dir=str(Path(engine_dir).resolve()),
         max_draft_len=limits.max_draft_len,
+        allowed=None if load is None else load.allowed,
     )
+
+
+def open_load_control(
+    engine_dir: str | Path, wanted: Literal["auto", "on", "off"], device: int | str
+) -> LoadControl | None:
+    """Return the control over the load of the GPU, not started; `auto`: where the engine runs on one.
+
+    Raises:
+        EngineError: the directory cannot be used.
+    """
+    manifest = open_engine_dir(engine_dir, verify_hashes=False).manifest
+    if wanted == "off" or (wanted == "auto" and manifest.backend == "onnxruntime"):
+        return None
+    return LoadControl.for_engine(manifest.limits, device=device)
 
 
 def open_candidate(serving_dir: str, engine_dir: str, options: SessionOptions) -> Lane:
@@ -66,7 +103,7 @@ def open_candidate(serving_dir: str, engine_dir: str, options: SessionOptions) -
     check_interchangeable(
         open_engine_dir(serving_dir, verify_hashes=False).manifest, open_engine_dir(engine_dir).manifest, engine_dir
     )
-    return make_lane(open_session(engine_dir, options), engine_dir)
+    return make_lane(open_session(engine_dir, options), engine_dir, options.load)
 
 
 def check_interchangeable(serving: Manifest, candidate: Manifest, where: str) -> None:

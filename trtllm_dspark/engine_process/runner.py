@@ -17,6 +17,7 @@ from trtllm_dspark.engine_process.queue import RequestQueue
 from trtllm_dspark.engine_process.requests import PromptEncoder, RequestLimits
 from trtllm_dspark.engine_process.service import EngineService
 from trtllm_dspark.engine_process.swap import DrafterSwap, TrialOptions
+from trtllm_dspark.runtime.load_control import LoadControl
 from trtllm_dspark.serving.watchdog import exit_with_parent
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ def serve_lane(
     options: ProcessOptions,
     info: Mapping[str, Any],
     metrics: EngineMetrics,
+    load: LoadControl | None = None,
 ) -> None:
     """Serve `lane` on the socket until SIGTERM; running and waiting requests finish first, and every lane is closed.
 
@@ -62,11 +64,12 @@ def serve_lane(
         options: see `ProcessOptions`.
         info: facts about the engine for clients.
         metrics: where everything is counted.
+        load: what limits the sessions, for the metrics.
     """
     if options.parent_pid is not None:
         exit_with_parent(options.parent_pid)
     queue = RequestQueue(max_waiting=options.max_queue_size)
-    loop = EngineLoop(lane, queue=queue, metrics=metrics, token_text=encoder.token_text)
+    loop = EngineLoop(lane, queue=queue, metrics=metrics, token_text=encoder.token_text, load=load)
     service = EngineService(loop, encoder, limits, metrics, info)
 
     def describe(serving: Lane) -> None:

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
-from trtllm_dspark.engine.base import EngineLimits
+from typing import Protocol
+
 from trtllm_dspark.load import LoadMonitor, LoadPolicy, LoadState, NvmlReader
 from trtllm_dspark.speculation.controller import LoadLimits
+
+
+class EngineShapes(Protocol):
+    """The limits of an engine that count here; those of a loaded engine and of a manifest have them."""
+
+    @property
+    def max_batch_size(self) -> int:
+        """Slots."""
+        ...
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Tokens of a round."""
+        ...
+
+    @property
+    def max_draft_len(self) -> int:
+        """Drafts of a block."""
+        ...
 
 
 class LoadControl:
@@ -22,13 +42,13 @@ class LoadControl:
     def __init__(self, monitor: LoadMonitor, *, max_requests: int, max_drafts: int) -> None:
         self.monitor = monitor
         self._max_requests = max_requests
-        self._max_drafts = max_drafts
+        self.max_drafts = max_drafts
         self._state = LoadState()
         self._limits = LoadLimits()
 
     @staticmethod
     def for_engine(
-        limits: EngineLimits, *, device: int | str = 0, reference_sm_clock_mhz: int | None = None
+        limits: EngineShapes, *, device: int | str = 0, reference_sm_clock_mhz: int | None = None
     ) -> LoadControl:
         """Return the control of an engine on a GPU, as NVML numbers devices or by UUID."""
         monitor = LoadMonitor(NvmlReader(device), LoadPolicy(reference_sm_clock_mhz=reference_sm_clock_mhz))
@@ -72,7 +92,7 @@ class LoadControl:
     def _limits_of(self, state: LoadState) -> LoadLimits:
         return LoadLimits(
             cost_scale=state.compute_scale,
-            verify_budget=None if state.budget_scale >= 1 else state.verify_budget(self._max_drafts),
+            verify_budget=None if state.budget_scale >= 1 else state.verify_budget(self.max_drafts),
             max_requests=None if state.admission_scale >= 1 else state.max_requests(self._max_requests),
             admit=not state.admission_closed,
             reason=", ".join(state.reasons),

@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from trtllm_dspark.load.metrics import metric_names as load_metric_names
+
 
 class Kind(enum.Enum):
     """How a family behaves."""
@@ -45,6 +47,9 @@ _CANCELLED = ("client", "deadline", "disconnected", "stop_request")
 _FAILED = ("engine_failure", "request_failure")
 _SWAP_STATES = ("idle", "loading", "trial", "draining")
 _SWAP_OUTCOMES = ("promoted", "rolled_back", "failed", "aborted")
+_DRAFTS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+_REASONS = ("off", "idle", "load", "bypass", "probe", "speculate")
+LOAD_COUNTERS = tuple(f"dspark_load_{name}" for name in ("samples", "failures", "xids", "changes"))
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 FAMILIES: tuple[Family, ...] = (
@@ -83,6 +88,31 @@ FAMILIES: tuple[Family, ...] = (
     Family("dspark_swap_difference", _G, "Interval of the candidate's accepted length less the other's", ("bound",)),
     Family("dspark_collect_requests", _C, "Sampled requests by outcome", ("outcome",), values=("recorded", "dropped")),
     Family("dspark_collect_bytes", _G, "Bytes of traffic records on disk"),
+    Family("dspark_drafts_at_position", _C, "Drafts by stage and position of the block", ("stage", "position")),
+    Family("dspark_round_draft_budget", _H, "Drafts a round may verify, of rounds that draft", buckets=_DRAFTS),
+    Family("dspark_round_drafts_verified", _H, "Drafts a round verifies, of rounds that draft", buckets=_DRAFTS),
+    Family("dspark_trim_ratio", _G, "Share of the drafts of recent rounds that was not verified"),
+    Family("dspark_speculation_rounds", _C, "Decoding rounds by decision", ("reason",), values=_REASONS),
+    Family("dspark_speculation_bypassed", _G, "1 while rounds decode plainly because drafts do not pay"),
+    Family("dspark_speculation_gain", _G, "Predicted rate of speculating over that of plain decoding, minus 1"),
+    Family("dspark_speculation_threshold", _G, "Mean of the least survivals a draft needs (adaptive)"),
+    Family("dspark_speculation_kept_ratio", _G, "Drafts accepted over drafts that confidences promised, recently"),
+    Family("dspark_planned_seconds", _C, "Predicted time of the rounds that were timed"),
+    Family("dspark_measured_seconds", _C, "Measured time of the same rounds"),
+    Family("dspark_cost_correction", _G, "Factor on the cost table", ("part",)),
+    Family("dspark_calibration_error", _G, "Calibration error on recent blocks, less its noise", ("calibration",)),
+    Family("dspark_calibration_drift", _G, "1 while the stored calibration does not fit what is observed"),
+    Family("dspark_calibration_updates", _C, "Times online calibration let new parameters in"),
+    Family("dspark_calibration_rollbacks", _C, "Times online calibration went back to older parameters"),
+    Family("dspark_calibration_temperature", _G, "Temperature in force", ("position",)),
+    Family("dspark_calibration_bias", _G, "Bias in force", ("position",)),
+    Family("dspark_limit_verify_budget", _G, "Drafts of a round that the GPU's load allows"),
+    Family("dspark_limit_requests", _G, "Running requests that the GPU's load allows; 0 closes admission"),
+    Family("dspark_limit_cost_scale", _G, "Factor the GPU's load puts on what tokens beyond one a request cost"),
+    *(
+        Family(name, _C if name in LOAD_COUNTERS else _G, "Load of the GPU: docs/load.md")
+        for name in (*load_metric_names(), *LOAD_COUNTERS)
+    ),
     # Names that dashboards of the removed inflight_batcher_llm repository read; all gauges there.
     Family("nv_trt_llm_request_metrics", _G, "TRT LLM request metrics", ("request_type",)),
     Family("nv_trt_llm_kv_cache_block_metrics", _G, "TRT LLM KV cache block metrics", ("kv_cache_block_type",)),
