@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-ENTER_GAIN = 0.01
-"""Speculation that promises less than this over plain decoding is not worth its risk."""
-LEAVE_GAIN = 0.05
+ENTER_GAIN = 0.0
+"""A bypass begins where speculation promises less than this over plain decoding, on average over recent rounds."""
+SMOOTHING = 0.1
+"""Weight of a round in that average: the gain of ten blocks is noisy, and leaving the gain of many behind is dear."""
+LEAVE_GAIN = 0.03
 """Speculation is taken up again when it promises this much; the gap keeps a gain near the margin from flapping."""
 PATIENCE = 8
-"""Rounds in a row that must promise too little before a bypass begins."""
+"""Rounds in a row whose average must promise too little before a bypass begins."""
 HEAVY_LOSS = -0.1
 """A round that promises less than this counts as several of them."""
 HEAVY_WEIGHT = 4
@@ -30,6 +32,7 @@ class Bypass:
 
     def __init__(self) -> None:
         self.active = False
+        self._mean: float | None = None
         self._poor = 0
         self._idle = 0
         self._left = 0
@@ -44,8 +47,11 @@ class Bypass:
         """
         if self.active:
             return self._bypassed(gain, fresh=fresh)
-        poor = HEAVY_WEIGHT if gain < HEAVY_LOSS else 1
-        self._poor = self._poor + poor if gain < ENTER_GAIN else 0
+        self._mean = gain if self._mean is None else self._mean + SMOOTHING * (gain - self._mean)
+        if gain < HEAVY_LOSS:
+            self._poor += HEAVY_WEIGHT
+        else:
+            self._poor = self._poor + 1 if self._mean < ENTER_GAIN else 0
         if self._poor < PATIENCE:
             return "speculate"
         self.active = True
@@ -54,8 +60,7 @@ class Bypass:
 
     def _bypassed(self, gain: float, *, fresh: bool) -> Step:
         if gain > LEAVE_GAIN:
-            self.active = False
-            self._poor = 0
+            self.active, self._mean, self._poor = False, None, 0
             return "speculate"
         if self._left > 0:
             self._left -= 1

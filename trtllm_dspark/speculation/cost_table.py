@@ -77,7 +77,7 @@ class CostTable:
         if not self.token_sizes:
             return curve
         sizes = np.array([size for size in self.token_sizes if size <= max_tokens] + [max_tokens], np.int64)
-        return curve[sizes[np.searchsorted(sizes, np.arange(max_tokens + 1))]]
+        return np.asarray(curve[sizes[np.searchsorted(sizes, np.arange(max_tokens + 1))]], np.float32)
 
     def draft_time_us(self, num_requests: int, *, depth: int = 0) -> float:
         """Return microseconds of drafting one block for each of `num_requests` requests.
