@@ -129,6 +129,8 @@ def run(args: argparse.Namespace) -> int:
         overwrite=args.overwrite,
         weights_optional=args.dry_run,
     )
+    if args.no_profile and config.backend != "onnxruntime":
+        raise UsageError(f"--no_profile is for onnxruntime, a {config.backend} build measures nothing; leave it out")
     if args.dry_run:
         from trtllm_dspark.build.plan import plan_build
 

@@ -46,6 +46,10 @@ def build(*flags: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         (("--target_checkpoint", "x", "--dtype", "float16"), "--dtype is for GPU engines"),
         (("--target_checkpoint", "x", "--gpu_architecture", "sm89"), "--gpu_architecture is for GPU engines"),
         (("--target_checkpoint", "x", "--strip_plan"), "--strip_plan is for GPU engines"),
+        (
+            ("--target_checkpoint", "x", "--backend", "tensorrt_rtx", "--gpu", "L4", "--no_profile"),
+            "--no_profile is for onnxruntime, a tensorrt_rtx build measures nothing",
+        ),
         (("--target_checkpoint", "x", "--workers", "2"), "--workers is for GPU engines"),
         (("--target_checkpoint", "x", "--profiling_verbosity", "all"), "invalid choice: 'all'"),
         (
