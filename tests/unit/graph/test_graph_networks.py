@@ -142,6 +142,21 @@ def test_equal_constants_are_stored_once_and_scalars_stay_scalars(tmp_path: Path
     assert [list(tensor.dims) for tensor in net.initializers] == [[], [], [1], []]
 
 
+def test_name_stands_for_one_input_and_one_weight(tmp_path: Path) -> None:
+    """Two models in one graph must not take each other's tensors for their own."""
+    net = Network("n", WeightFile(tmp_path / "n.data"))
+    assert net.input("x", np.int32, ["T"]) == net.input("x", np.int32, ["T"])
+    assert len(net.inputs) == 1
+    with pytest.raises(ShapeError, match="'x' is declared twice"):
+        net.input("x", np.int64, ["T"])
+    net.weight("w", np.zeros(3, np.float32))
+    with pytest.raises(ShapeError, match="'w' is stored twice"):
+        net.weight("w", np.ones(3, np.float32))
+    same, other = net.shared_weight("t", np.zeros(2)), net.shared_weight("t", np.ones(2))
+    assert same == net.shared_weight("t", np.zeros(2)) != other
+    assert len(net.initializers) == 3
+
+
 def test_stored_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
     file = WeightFile(tmp_path / "n.data")
     with pytest.raises(ShapeError, match="'w' has 12 bytes"):

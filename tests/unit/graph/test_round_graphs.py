@@ -23,6 +23,7 @@ from trtllm_dspark.graph import (
     DrafterSource,
     RoundDrafter,
     RoundOptions,
+    WeightDtype,
     write_draft,
     write_target,
     write_verify,
@@ -194,6 +195,31 @@ def test_padding_rows_write_nothing_and_change_nothing(tmp_path: Path) -> None:
     for name in ("draft_tokens", "verify_len", "confidence"):
         assert np.array_equal(alone[name][0], padded[name][0])
     assert all(np.array_equal(before[name], cache) for name, cache in pair.rounds.caches.items())
+
+
+@pytest.mark.parametrize("weight_dtype", ["w8a16", "w4a16", "fp8"])
+def test_weight_only_formats_pass_the_checker(weight_dtype: WeightDtype, tmp_path: Path) -> None:
+    target = replace(SMALL, head_dim=64)
+    drafter, rng = small_drafter(target), np.random.default_rng(0)
+    arrays, own, lowering = random_arrays(target, rng), drafter_arrays(drafter, rng), TrtPluginLowering(128, 4)
+    written = write_verify(
+        tmp_path,
+        target,
+        arrays,
+        max_seq_len=MAX_SEQ_LEN,
+        lowering=lowering,
+        options=RoundOptions(),
+        drafter=RoundDrafter(drafter, own, lowering, 5, weight_dtype),
+        weight_dtype=weight_dtype,
+    )
+    source = DrafterSource(drafter, own, target, arrays, written)
+    limits: Any = {"max_seq_len": MAX_SEQ_LEN, "max_draft_len": 5, "max_num_tokens": MAX_TOKENS}
+    write_draft(tmp_path, source, lowering=lowering, options=RoundOptions(), weight_dtype=weight_dtype, **limits)
+    for stem in ("target", "drafter"):
+        nodes = onnx.load(tmp_path / f"{stem}.onnx", load_external_data=False).graph.node
+        # Query-key-value, output, gate-up and down of each layer; the drafter's context has key-value of two more.
+        count = sum(node.op_type == "DequantizeLinear" for node in nodes)
+        assert count == {"target": 4 * 3 + 2, "drafter": 4 * 2}[stem]
 
 
 def test_drafter_may_compute_in_another_type_than_its_target(tmp_path: Path) -> None:
