@@ -75,6 +75,87 @@ PANELS: tuple[tuple[str, str, list[tuple[str, str]]], ...] = (
             ('sum(dspark_kv_tokens{state="used"}) / sum(dspark_kv_tokens{state="max"})', "KV tokens"),
         ],
     ),
+    (
+        "Drafts by stage",
+        "short",
+        [(_sum_rate("dspark_drafts_at_position", "stage"), "{{stage}}")],
+    ),
+    (
+        "Drafts a round: allowed and verified",
+        "short",
+        [
+            (
+                f"{_sum_rate('dspark_round_draft_budget_sum')} / {_sum_rate('dspark_round_draft_budget_count')}",
+                "allowed",
+            ),
+            (
+                f"{_sum_rate('dspark_round_drafts_verified_sum')} / {_sum_rate('dspark_round_drafts_verified_count')}",
+                "verified",
+            ),
+        ],
+    ),
+    ("Share of drafts not verified", "percentunit", [("dspark_trim_ratio", "{{instance}}")]),
+    (
+        "Decoding rounds by decision",
+        "short",
+        [(_sum_rate("dspark_speculation_rounds", "reason"), "{{reason}}")],
+    ),
+    (
+        "Gain of speculating, predicted",
+        "percentunit",
+        [("dspark_speculation_gain", "gain {{instance}}"), ("dspark_speculation_bypassed", "bypassed {{instance}}")],
+    ),
+    (
+        "Time of rounds: measured over planned",
+        "short",
+        [
+            (f"{_sum_rate('dspark_measured_seconds')} / {_sum_rate('dspark_planned_seconds')}", "measured / planned"),
+            ("dspark_cost_correction", "correction {{part}} {{instance}}"),
+            ("dspark_limit_cost_scale", "load {{instance}}"),
+        ],
+    ),
+    (
+        "Calibration error of the confidence head",
+        "percentunit",
+        [
+            ("dspark_calibration_error", "{{calibration}} {{instance}}"),
+            ("dspark_calibration_drift", "alarm {{instance}}"),
+        ],
+    ),
+    (
+        "Online calibration: changes an hour",
+        "short",
+        [
+            ("increase(dspark_calibration_updates[1h])", "updates {{instance}}"),
+            ("increase(dspark_calibration_rollbacks[1h])", "rollbacks {{instance}}"),
+        ],
+    ),
+    (
+        "GPU: clock and power against their limits",
+        "percentunit",
+        [
+            ("dspark_load_sm_clock_mhz / dspark_load_sm_clock_max_mhz", "SM clock {{instance}}"),
+            ("dspark_load_power_watts / dspark_load_power_limit_watts", "power {{instance}}"),
+            ("dspark_load_sm_utilization", "SM use {{instance}}"),
+            ("dspark_load_others_sm_utilization", "SM use of others {{instance}}"),
+        ],
+    ),
+    (
+        "GPU: what its load allows",
+        "short",
+        [
+            ("dspark_limit_requests", "requests {{instance}}"),
+            ("dspark_limit_verify_budget", "drafts a round {{instance}}"),
+        ],
+    ),
+    (
+        "GPU: free memory",
+        "bytes",
+        [
+            ("dspark_load_memory_free_bytes", "free {{instance}}"),
+            ("dspark_load_others_memory_bytes", "others {{instance}}"),
+        ],
+    ),
     ("Engine restarts", "short", [("increase(dspark_engine_restarts[1h])", "{{instance}}")]),
 )
 
