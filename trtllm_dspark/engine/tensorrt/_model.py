@@ -103,6 +103,13 @@ def load_model(
         block = {name: memory[name] for name in ("write_indices", "base_logits", "hidden")}
         block["input_ids"] = memory["block_ids"]
         own = Drafter(drafter, drafter_cache, context, Network(device, plans[BLOCK], drafter_cache, block, scratch))
+        widths = {"base_logits": limits.draft_vocab_size, "hidden": drafter.backbone.hidden_size}
+        for name, width in widths.items():
+            if own.block.dims(name)[1:] != (limits.max_draft_len, width):
+                raise EngineError(
+                    f"{name} of the block's plan has extents {list(own.block.dims(name)[1:])}, the engine says "
+                    f"[{limits.max_draft_len}, {width}]; build the engine again"
+                )
     decode = min(tensors[name].ranges[0][1][0] for name in ("input_ids", "logit_rows"))
     return Model(device, stream, limits, network, cache, own, memory, decode)
 

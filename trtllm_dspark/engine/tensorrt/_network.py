@@ -8,6 +8,12 @@ from trtllm_dspark.engine.tensorrt._caches import ITEM_BYTES, SlotCache
 from trtllm_dspark.engine.tensorrt.device import Device, Plan, PlanContext, Shape
 from trtllm_dspark.errors import DeviceError, EngineError
 
+DTYPES = {
+    **dict.fromkeys(("input_ids", "positions", "pack_index", "pad_index", "write_indices", "logit_rows"), "int64"),
+    **dict.fromkeys(("logits", "features", "base_logits", "hidden"), "float32"),
+}
+"""Types of what passes read and write besides caches and rotated queries."""
+
 
 class Network:
     """A plan, its caches, and where its other tensors lie.
@@ -31,6 +37,11 @@ class Network:
         self._addresses = {name: memory[name] for name in plan.tensors if name in memory}
         for name, tensor in plan.tensors.items():
             if name in memory:
+                if tensor.dtype != DTYPES[name]:
+                    raise EngineError(
+                        f"{name} of the plan is {tensor.dtype}, this version reads {DTYPES[name]}; "
+                        "build the engine again"
+                    )
                 continue
             if cache.owns(name):
                 past = name.replace("present_", "past_", 1)

@@ -86,6 +86,8 @@ def test_load_refuses_what_it_cannot_run(toy_weights: Written, changes: dict[str
     [
         ({"max_batch_size": 5}, "the plan takes 4 requests, the engine says 5"),
         ({"max_seq_len": 400}, "caches hold 128 tokens, the engine's limits need"),
+        ({"max_draft_len": 2}, "base_logits of the block's plan has extents .*, the engine says .2, 256."),
+        ({"draft_vocab_size": 7}, "base_logits of the block's plan has extents"),
     ],
 )
 def test_load_plans_of_other_limits_are_refused(toy_weights: Written, change: dict[str, int], message: str) -> None:
@@ -97,6 +99,30 @@ def test_load_plans_of_other_limits_are_refused(toy_weights: Written, change: di
             open_device=open_with(toy_weights, device),
         )
     assert device.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("logits", {"dtype": "float16"}, "logits of the plan is float16, this version reads float32"),
+        ("input_ids", {"dtype": "int32"}, "input_ids of the plan is int32, this version reads int64"),
+        ("present_k.0", {"aliases": "past_v.0"}, "present_k.0 of the plan updates 'past_v.0', not 'past_k.0'"),
+        ("past_k.1", {"dtype": "float16"}, "a plan's caches must be alike"),
+        ("pad_index", {"name": None}, "the target's plan has no tensor 'pad_index'"),
+    ],
+)
+def test_load_plans_with_other_tensors_are_refused(
+    toy_weights: Written, name: str, change: dict[str, Any], message: str
+) -> None:
+    device = RecordingDevice(heads=toy_weights.heads)
+    opener = open_with(toy_weights, device)
+    tensors = dict(device.plans["target"].tensors)
+    tensors[name] = replace(tensors[name], **change)
+    if "name" in change:
+        del tensors[name]
+    device.plans["target"].tensors = tensors
+    with pytest.raises(EngineError, match=message):
+        load_tensorrt(directory(toy_weights, toy_weights.directory), toy_weights.limits, open_device=opener)
 
 
 def test_load_without_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

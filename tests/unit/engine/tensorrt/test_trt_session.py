@@ -13,6 +13,7 @@ from helpers.trt_fixtures import Opened
 
 from trtllm_dspark.errors import RequestError
 from trtllm_dspark.runtime import Request, SamplingParams, Session
+from trtllm_dspark.speculation.cost_table import CostTable, DraftShape, VerifyShape
 
 Outputs = dict[str, list[int]]
 
@@ -182,3 +183,61 @@ def test_session_failed_pass_ends_every_request(toy_weights: Written, opened: Op
     assert all("planted failure" in str(output.error) for output in last.values())
     assert session.failure is not None
     device.finish()
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["late", "early"])
+def test_session_rejection_draws_as_the_cpu_does(toy_weights: Written, opened: Opened, late: bool) -> None:
+    """Equal seeds, equal verify lengths: acceptance, residual and bonus tokens are the same draws, in any batch."""
+    todo = requests(toy_weights, 6, longest=12)
+    options = {"speculation": "fixed", "acceptance": "rejection", "eos_token_ids": (5,)}
+    expected = run(Session(toy_weights.cpu, None, **options), todo)
+    engine, _ = opened(toy_weights, late=late)
+    session = Session(engine, None, **options)
+    assert run(session, todo) == expected
+    assert 0 < session.stats.acceptance.accepted < session.stats.acceptance.verified
+
+
+def test_session_adaptive_drafts_bypasses_and_probes(toy_weights: Written, opened: Opened) -> None:
+    """The controller's plans run on the device: where drafts cost too much it stops drafting and looks again."""
+    todo = requests(toy_weights, 8, longest=12)
+    expected = run(make(toy_weights.cpu, toy_weights, "off"), todo)
+    gamma = toy_weights.limits.max_draft_len
+    for draft_us, wanted in ((10.0, {"speculate"}), (900.0, {"bypass"})):
+        engine, _ = opened(toy_weights)
+        table = _table(gamma, draft_us)
+        session = make(engine, toy_weights, "adaptive", cost_table=table)
+        assert run(session, todo) == expected
+        plans = {reason for reason, count in session.stats.plans.items() if count}
+        assert wanted <= plans, session.stats.plans
+        assert session.stats.acceptance.verified > 0
+
+
+def test_session_stale_budget_follows_collected_confidences(toy_weights: Written, opened: Opened) -> None:
+    """The budget of a round comes from confidences at least two rounds old, never from its own."""
+    engine, device = opened(toy_weights)
+    session = make(engine, toy_weights, "stale_topk", cost_table=_table(toy_weights.limits.max_draft_len, 10.0))
+    submitted: list[Any] = []
+    original = engine.submit_round
+
+    def submit(batch: Any) -> int:
+        submitted.append((batch.decode, engine._rounds.num_in_flight))  # type: ignore[union-attr]
+        return original(batch)
+
+    engine.submit_round = submit  # type: ignore[method-assign]
+    todo = requests(toy_weights, 3, longest=12)
+    assert run(session, todo) == run(make(toy_weights.cpu, toy_weights, "off"), todo)
+    budgets = [decode.schedule.budget for decode, _ in submitted if decode is not None and decode.schedule is not None]
+    gamma = toy_weights.limits.max_draft_len
+    assert budgets[0] >= gamma - 1, "nothing is known of a request at first: it is verified in full"
+    assert len(set(budgets)) > 2, "budgets follow the confidences"
+    assert max(flying for _, flying in submitted) == 1
+
+
+def _table(gamma: int, draft_us: float) -> CostTable:
+    """Passes that cost 100 us and 20 more a token."""
+    shapes = {
+        VerifyShape(rows, rows * length, length, 128): 100.0 + 20.0 * rows * length
+        for rows in (1, 2, 4)
+        for length in range(1, gamma + 2)
+    }
+    return CostTable(shapes, {DraftShape(rows, 128): draft_us for rows in (1, 2, 4)})
