@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--acceptance", default="rejection", choices=("rejection", "coupled"), help="how sampled drafts are accepted")
     add("--num_threads", type=int, default=2, help="threads of the CPU engine")
+    add("--kernel_library", type=Path, metavar="F.so", help="TensorRT engines: keeps whole rounds on the GPU")
     add("--model_name", default="", help="name of the model in descriptions (default: the engine directory's name)")
     add("--max_queue_size", type=int, default=256, help="requests that may wait for a slot; further ones are refused")
     add("--max_prompt_bytes", type=int, default=0, help="largest prompt; 0 = 64 bytes for each token of max_seq_len")
@@ -133,6 +134,7 @@ def _engine_command(args: argparse.Namespace, socket: str, engine_dir: str) -> S
         f"--speculation={args.speculation}",
         f"--acceptance={args.acceptance}",
         f"--num_threads={args.num_threads}",
+        *([] if args.kernel_library is None else [f"--kernel_library={args.kernel_library.resolve()}"]),
         f"--max_queue_size={args.max_queue_size}",
         f"--max_prompt_bytes={args.max_prompt_bytes}",
         f"--model_name={args.model_name}",

@@ -41,6 +41,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--acceptance", default="rejection", choices=("rejection", "coupled"))
     parser.add_argument("--num_threads", type=int, default=2)
+    parser.add_argument("--kernel_library", type=Path, help="libtrtllm_dspark_kernels.so, for TensorRT engines")
     parser.add_argument("--max_queue_size", type=int, default=256)
     parser.add_argument("--max_prompt_bytes", type=int, default=0, help="0 = 64 bytes for each token of max_seq_len")
     parser.add_argument("--model_name", default="", help="name clients see; default: the engine directory's name")
@@ -83,7 +84,13 @@ def _serve(args: argparse.Namespace) -> None:
     device = int(args.load_device) if args.load_device.isdecimal() else args.load_device
     load = open_load_control(args.engine_dir, args.load_monitor, device)
     options = SessionOptions(
-        args.num_threads, args.speculation, args.acceptance, recorder, load=load, calibration=args.calibration
+        args.num_threads,
+        args.speculation,
+        args.acceptance,
+        recorder,
+        load=load,
+        calibration=args.calibration,
+        kernel_library=args.kernel_library,
     )
     session = open_session(args.engine_dir, options)
     tokenizer, engine = session.tokenizer, session.limits

@@ -31,6 +31,7 @@ class SessionOptions:
         load: limits that the load of the GPU sets, or None.
         calibration: `online` follows what is observed, `stored` does not, `auto` is online where a seed does not fix
             the text anyway.
+        kernel_library: keeps whole rounds of TensorRT engines on the GPU.
     """
 
     num_threads: int
@@ -39,6 +40,7 @@ class SessionOptions:
     recorder: TrafficRecorder | None = None
     load: LoadControl | None = None
     calibration: Literal["auto", "online", "stored"] = "auto"
+    kernel_library: Path | None = None
 
     @property
     def online_calibration(self) -> bool:
@@ -64,6 +66,7 @@ def open_session(engine_dir: str | Path, options: SessionOptions) -> Session:
         listener=listener,
         load=options.load,
         online_calibration=options.online_calibration,
+        kernel_library=options.kernel_library,
     )
 
 

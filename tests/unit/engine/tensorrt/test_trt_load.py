@@ -11,12 +11,15 @@ import pytest
 from helpers.recording_device import GraphPlan, RecordingDevice
 from helpers.tiny_tensorrt import Written
 
+from trtllm_dspark.engine import load_engine
 from trtllm_dspark.engine.tensorrt._cuda import CudaDevice, _load_kernels, import_cuda
 from trtllm_dspark.engine.tensorrt._plans import import_runtime
 from trtllm_dspark.engine.tensorrt.load import load_tensorrt
 from trtllm_dspark.engine_dir import BuildLimits, EngineDirectory, FileEntry, GpuBuild, Manifest, ModelEntry
-from trtllm_dspark.errors import DeviceError, EngineError, EngineMismatch, NativeError
+from trtllm_dspark.engine_process.opening import SessionOptions, open_session
+from trtllm_dspark.errors import ConfigError, DeviceError, EngineError, EngineMismatch, NativeError
 from trtllm_dspark.graph import HEADS_FILE
+from trtllm_dspark.runtime import Session
 
 NATIVE = GpuBuild("trt_native", 128)
 
@@ -160,3 +163,13 @@ def test_cuda_names_are_those_of_the_installed_package() -> None:
     source = Path(_cuda.__file__).read_text()
     for name in sorted(set(re.findall(r"_cuda\.(cuda\w+)", source))):
         assert hasattr(runtime, name), name
+
+
+def test_kernel_library_for_a_cpu_engine_is_refused(toy_engine_dir: Path, kernels: Path) -> None:
+    with pytest.raises(ConfigError, match="runs on a CPU, which has no use for a kernel library; leave it out"):
+        load_engine(toy_engine_dir, kernel_library=kernels)
+    with pytest.raises(ConfigError, match="leave it out"):
+        Session.open(toy_engine_dir, kernel_library=kernels)
+    options = SessionOptions(2, "off", "rejection", kernel_library=kernels)
+    with pytest.raises(ConfigError, match="leave it out"):
+        open_session(toy_engine_dir, options)
