@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from trtllm_dspark.build.gpu_plans import check_builder, compile_plans, plan_job
 from trtllm_dspark.build.plan import BuildPlan, plan_build
 from trtllm_dspark.build.report import BuildReport, Progress, StepClock
 from trtllm_dspark.build.verify import verify_engine
-from trtllm_dspark.checkpoint import CheckpointFile
+from trtllm_dspark.checkpoint import CheckpointFile, share_equal_tensors
 from trtllm_dspark.engine_dir import (
     FileEntry,
     GpuBuild,
@@ -63,6 +64,9 @@ def build_engine(
     if announce is not None:
         announce(plan)
     _warn(plan)
+    if plan.drafter is not None:
+        # Released drafters ship frozen copies of their target's tables; an engine needs them once.
+        plan = replace(plan, drafter=share_equal_tensors(plan.drafter, plan.target))
     clock = StepClock(_shares(plan), progress)
     with stage_directory(config.output_dir, overwrite=config.overwrite) as staged:
         _check_disk(plan, staged.path)

@@ -10,6 +10,7 @@ from trtllm_dspark.build._choices import (
     BACKENDS,
     DTYPES,
     FP8_ARCHITECTURES,
+    GPU_ARCHITECTURES,
     GPU_BACKENDS,
     WEIGHT_DTYPES,
     Backend,
@@ -17,7 +18,6 @@ from trtllm_dspark.build._choices import (
     WeightDtype,
 )
 from trtllm_dspark.build.gpu_options import GpuOptions, require_choice, require_int
-from trtllm_dspark.build.gpus import find_gpu
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.engine_dir import BuildLimits
 from trtllm_dspark.errors import ConfigError
@@ -78,6 +78,7 @@ class BuildConfig:
         require_choice("backend", self.backend, BACKENDS)
         self._check_precision()
         self.gpu.check(self.backend)
+        self.check_architectures(self.gpu.named_architectures)
         require_int("max_batch_size", self.max_batch_size, 1, 4096)
         require_int("max_seq_len", self.max_seq_len, 2, 2**24)
         require_int("max_num_tokens", self.max_num_tokens, 1, 2**20)
@@ -107,16 +108,22 @@ class BuildConfig:
             if value not in choices and value in WEIGHT_DTYPES["tensorrt" if value != "w8a8" else "onnxruntime"]:
                 raise ConfigError(f"--{name} {value} is not for --backend {self.backend}; use {_list(choices)}")
             require_choice(name, value, choices)
-            if value == "fp8":
-                self._check_fp8(name)
 
-    def _check_fp8(self, name: str) -> None:
-        architectures = self.gpu.gpu_architectures
-        if self.gpu.gpu is not None:
-            architectures = (find_gpu(self.gpu.gpu).architecture,)
+    def check_architectures(self, architectures: tuple[str, ...]) -> None:
+        """Refuse a weight format or plugins that one of the GPU architectures has not.
+
+        Raises:
+            ConfigError: names the flag, and what the architecture has.
+        """
         for architecture in architectures:
-            if architecture not in FP8_ARCHITECTURES:
-                raise ConfigError(f"--{name} fp8 needs {' or '.join(FP8_ARCHITECTURES)}; {architecture} has int8")
+            for name in ("weight_dtype", "draft_weight_dtype"):
+                if getattr(self, name) == "fp8" and architecture not in FP8_ARCHITECTURES:
+                    raise ConfigError(f"--{name} fp8 needs {' or '.join(FP8_ARCHITECTURES)}; {architecture} has int8")
+            if self.gpu.uses_plugins(self.backend) and architecture not in GPU_ARCHITECTURES["tensorrt"]:
+                raise ConfigError(
+                    f"the plugin library is compiled for {', '.join(GPU_ARCHITECTURES['tensorrt'])}, not for "
+                    f"{architecture}; use --dspark_plugin disable"
+                )
 
     @property
     def precision(self) -> Precision:

@@ -86,6 +86,15 @@ class GpuOptions:
         """Part of the free memory that caches may take."""
         return KV_FRACTION if self.kv_cache_free_gpu_mem_fraction is None else self.kv_cache_free_gpu_mem_fraction
 
+    @property
+    def named_architectures(self) -> tuple[str, ...]:
+        """Architectures that the flags name, one way or the other.
+
+        Raises:
+            ConfigError: `gpu` is not known.
+        """
+        return self.gpu_architectures if self.gpu is None else (find_gpu(self.gpu).architecture,)
+
     def given(self) -> tuple[str, ...]:
         """Return the flags that are set."""
         return tuple(flag_name(f.name) for f in fields(self) if getattr(self, f.name) != f.default)
@@ -130,11 +139,9 @@ class GpuOptions:
         for name, value in (("dtype", self.dtype), ("draft_dtype", self.draft_dtype)):
             if value is not None:
                 require_choice(name, value, DTYPES)
-        names = self.gpu_architectures
-        if self.gpu is not None:
-            if names:
-                raise ConfigError("--gpu gives the architecture; leave out --gpu_architecture, or --gpu")
-            names = (find_gpu(self.gpu).architecture,)
+        if self.gpu is not None and self.gpu_architectures:
+            raise ConfigError("--gpu gives the architecture; leave out --gpu_architecture, or --gpu")
+        names = self.named_architectures
         for architecture in names:
             if architecture not in GPU_ARCHITECTURES[backend]:
                 raise ConfigError(

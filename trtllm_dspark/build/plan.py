@@ -181,6 +181,7 @@ def _with_gpu(plan: BuildPlan, parts: DrafterParts | None) -> BuildPlan:
     if size is not None:
         check_device_memory(memory, size, options.kv_fraction)
     architectures = options.gpu_architectures if gpu is None else (gpu.architecture,)
+    config.check_architectures(architectures)
     return replace(plan, device_memory=memory, gpu_architectures=architectures)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from helpers import tiny_models
 from helpers.fake_tensorrt import FakeTensorRt, TimingCache
 from helpers.stub_libraries import cuda_driver, plugin_library
 
@@ -88,8 +89,6 @@ def test_plugin_build_has_one_plan_a_draft_and_one_a_verify(
     # The attention plugin has heads of 64 and 128.
     with pytest.raises(ConfigError, match="the attention plugin has head dimensions 64 and 128"):
         build_engine(config)
-    from helpers import tiny_models
-
     root = library.parent
     config = replace(
         config,
@@ -210,6 +209,25 @@ def test_builder_that_cannot_start_is_one_sentence(
 def test_other_gpu_than_asked_for_is_refused(trt: FakeTensorRt, config: BuildConfig) -> None:
     with pytest.raises(ConfigError, match=r"compiles for the GPU it runs on, here NVIDIA H100 \(sm90\), not sm89"):
         build_engine(with_options(config, gpu="RTX 4090"))
+
+
+def test_gpu_of_this_machine_without_the_plugins_kernels_is_refused(
+    trt: FakeTensorRt, config: BuildConfig, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "find_device", lambda: replace(H100, architecture="sm121"))
+    with pytest.raises(ConfigError, match="the plugin library is compiled for .*, not for sm121; use --dspark_plugin"):
+        build_engine(replace(config, gpu=GpuOptions(dspark_plugin_library=library)))
+    monkeypatch.setattr(plan, "find_device", lambda: replace(H100, architecture="sm80"))
+    with pytest.raises(ConfigError, match="--weight_dtype fp8 needs sm89 or .*; sm80 has int8"):
+        build_engine(replace(config, weight_dtype="fp8"))
+
+
+def test_plugin_build_without_a_drafter_verifies_only(trt: FakeTensorRt, config: BuildConfig, library: Path) -> None:
+    target = tiny_models.write_target(library.parent / "target", head_dim=64)
+    gpu = GpuOptions(dspark_plugin_library=library, acceptance="greedy")
+    build_engine(replace(config, target_checkpoint=str(target), draft_checkpoint=None, gpu=gpu))
+    assert trt.graphs == ["target.onnx"]
+    assert "draft_tokens" not in trt.profiles[0][0]
 
 
 def test_engine_larger_than_this_machines_gpu_is_refused(
