@@ -31,9 +31,9 @@ class AdaptivePolicy:
     """Choose per request the survival a draft needs to be verified, and per round whether to draft at all.
 
     Every request is judged as if the whole batch were like it: of the thresholds C the one with the most tokens a
-    microsecond, (1 + rho A(C)) / (d/R + sum over k of P(k | C) t(R, R (1 + k)) / R), where A are survivors and P shares
-    of verify lengths over its past blocks, rho outcomes over promises, d and t corrected times. What others sample,
-    accept or ask for does not enter; only how many they are.
+    microsecond, R (1 + rho A(C)) / (d + t(C)), where A are the survivors over its past blocks, rho outcomes over
+    promises, d the draft's and t the pass's corrected time at the lengths C gives. What others sample, accept or ask
+    for does not enter; only how many they are (docs/adaptive.md).
 
     Args:
         costs: times of the engine's passes.
@@ -46,6 +46,7 @@ class AdaptivePolicy:
         self._costs = costs
         self._gamma = max_draft_len
         self._steps = np.arange(max_draft_len)
+        self._drafts = np.arange(max_draft_len + 1, dtype=np.float64)
         self._bypass = Bypass()
         self._blocks = BlockStatistics(max_draft_len)
         self._promised = self._kept = 0.0
@@ -149,7 +150,7 @@ class AdaptivePolicy:
         curve = self._costs.verify_us(count, depth, cost_scale=cost_scale).astype(np.float64)
         draft_us = self._costs.draft_us(len(drafting), depth)
         plain_us = float(curve[count])
-        # What k more tokens of one request add, were all requests to verify k more.
+        # What k more tokens of every request add, as one request's part.
         added = (curve[count::count] - plain_us) / count
         if self._blocks.empty:
             # Nothing is known: ask that the first draft of every request pays for itself.
@@ -160,7 +161,10 @@ class AdaptivePolicy:
             return
         lengths, survivors = self._blocks.means(drafting)
         tokens = 1.0 + self.accepted_ratio * survivors
-        more_us = lengths @ added
+        # One request's lengths are what the pass gets; of many alike it gets their mean, at the slope it has there.
+        mean = count * (1.0 + lengths @ self._drafts)
+        together = (np.interp(mean, np.arange(len(curve)), curve) - plain_us) / count
+        more_us = (lengths @ added) / count + together * (1.0 - 1.0 / count)
         rates = tokens / (draft_us / len(drafting) + plain_us / count + more_us)
         # Of equal rates the one that verifies least.
         best = rates.shape[1] - 1 - np.argmax(rates[:, ::-1], axis=1)
