@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.adaptive_loop import MovingCalibration, MovingLoad, toy_table
 from helpers.fake_engine import collect_outputs, token_ids
 
 from trtllm_dspark.engine.base import Engine
@@ -64,3 +65,26 @@ def test_generate_in_mixed_batches_equals_off_alone(
 def test_generate_every_verify_width_equals_off(engine: Engine, demo_ids: list[list[int]], draft_len: int) -> None:
     prompts = demo_ids[::5]
     assert generate(engine, f"fixed:{draft_len}", prompts, alone=True) == generate(engine, "off", prompts, alone=True)
+
+
+def test_generate_adaptive_under_moving_load_and_calibration_equals_off(
+    engine: Engine, demo_ids: list[list[int]]
+) -> None:
+    """Lengths, plain rounds and the context that catches up after them change every round."""
+    prompts = demo_ids[::4]
+    session = Session(
+        engine,
+        None,
+        speculation="adaptive",
+        eos_token_ids=[2],
+        cost_table=toy_table(engine.limits.max_batch_size, engine.limits.max_draft_len),
+        calibration=MovingCalibration(),
+        load=MovingLoad(),
+    )
+    for index, prompt in enumerate(prompts):
+        session.add(Request(str(index), prompt, SamplingParams(max_tokens=MAX_TOKENS)))
+    outputs = collect_outputs(session)
+    expected = generate(engine, "off", prompts, alone=False)
+    assert [token_ids(outputs[str(index)]) for index in range(len(prompts))] == expected
+    assert session.stats.acceptance.accepted > 20
+    assert session.stats.plans["load"] >= 10

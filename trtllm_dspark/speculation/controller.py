@@ -264,6 +264,8 @@ class SpeculationController:
         caps = np.minimum(caps, self.draft_len)
         if self.draft_len == 0:
             self._reason = "off"
+        elif limits.verify_budget is not None and limits.verify_budget <= 0:
+            self._reason = "load"
         elif not caps.any():
             self._reason = "idle"
         elif budget <= 0:
