@@ -70,6 +70,7 @@ class RecordingDevice:
         self.waits: list[Wait] = []
         self.fail_pass: str | None = None
         self.fail_capture: str | None = None
+        self.fail_wait = False
         self.closed = 0
         self.plans: dict[str, GraphPlan] = {}
         self._library = None if kernels is None else KernelLibrary(kernels)
@@ -126,6 +127,8 @@ class RecordingDevice:
 
     def synchronize(self, event: int) -> None:
         self._refuse_in_capture("synchronize")
+        if self.fail_wait:
+            raise DeviceError("planted failure of a wait")
         mark = self._marks.get(event)
         if mark is None:
             return

@@ -105,6 +105,8 @@ class CudaDevice:
             ) from error
         self._memory.add(address)
         self._call(self._cuda.cudaMemset, address, 0, size)
+        # On the default stream, for which others do not wait.
+        self._call(self._cuda.cudaStreamSynchronize, 0)
         return address
 
     def free(self, address: int) -> None:

@@ -114,9 +114,9 @@ class TensorRtPlan:
         context = self._engine.create_execution_context(config)
         if context is None:
             raise DeviceError(f"no execution context of {self._name}: {self._logger.last_error}")
-        context.set_device_memory(scratch, self.scratch_bytes)
         if not context.set_optimization_profile_async(profile, stream):
             raise DeviceError(f"{self._name} has no profile {profile}: {self._logger.last_error}")
+        context.set_device_memory(scratch, self.scratch_bytes)
         return TensorRtContext(context, self._name, self._tensors, self._logger)
 
     def close(self) -> None:

@@ -206,9 +206,14 @@ class TensorRtEngine:
         if self._closed:
             return
         self._closed = True
-        event = self._device.create_event()
-        self._device.record(event, self._model.stream)
-        self._device.synchronize(event)
+        try:
+            event = self._device.create_event()
+            self._device.record(event, self._model.stream)
+            self._device.synchronize(event)
+        except DeviceError as error:
+            # A device that failed releases nothing in order; the driver does when the process ends.
+            logger.warning("the device failed before it was closed: %s", error)
+            return
         if self._rounds is not None:
             self._rounds.close()
         self._model.close()

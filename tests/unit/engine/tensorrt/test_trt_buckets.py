@@ -51,7 +51,7 @@ def shapes(key: RoundKey) -> tuple[object, ...]:
     return (*parts, key.mode, key.acceptance, key.bans)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(demand=demands())
 def test_key_holds_its_round_and_fits_the_plans(demand: dict[str, Any]) -> None:
     key = choose_key(**demand)
@@ -63,7 +63,7 @@ def test_key_holds_its_round_and_fits_the_plans(demand: dict[str, Any]) -> None:
         assert key.num_requests <= 1.5 * demand["num_requests"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(first=demands(), second=demands())
 def test_key_distinct_shapes_never_share_one(first: dict[str, Any], second: dict[str, Any]) -> None:
     one, other = choose_key(**first), choose_key(**second)

@@ -251,16 +251,16 @@ def _fields(rows: PromptRows) -> dict[str, Any]:
     return {name: getattr(rows, name) for name in PromptRows.__dataclass_fields__}
 
 
-def test_cost_table_is_measured_in_rounds_of_the_device(toy_weights: Written, opened: Opened) -> None:
-    engine, device = opened(toy_weights)
+def test_cost_table_is_measured_in_rounds_of_the_device(random_weights: Written, opened: Opened) -> None:
+    engine, device = opened(random_weights)
     table = measure_cost_table(engine, quick=True)
     # The recording device's clock counts ops, and a round is one.
     assert set(table.verify_us.values()) == {2.0}
     assert set(table.draft_us.values()) == {0.0}
-    assert table.token_sizes[-1] == toy_weights.limits.max_num_tokens
+    assert table.token_sizes[-1] == random_weights.limits.max_num_tokens
     assert not [op for op in device.ops if op.kind == "to_host"], "no logits travel"
     # An engine that was timed serves as before: slots are as if nothing had run.
-    fresh, _ = opened(toy_weights)
+    fresh, _ = opened(random_weights)
     batches = [prompts(3), decode(3), decode(3)]
     for one, other in zip(run(engine, batches), run(fresh, batches), strict=True):
         rows, expected = one.decode or one.prompts, other.decode or other.prompts

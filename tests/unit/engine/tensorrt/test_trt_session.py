@@ -11,7 +11,7 @@ from helpers.fake_engine import token_ids
 from helpers.tiny_tensorrt import Written
 from helpers.trt_fixtures import Opened
 
-from trtllm_dspark.errors import RequestError
+from trtllm_dspark.errors import DeviceError, RequestError
 from trtllm_dspark.runtime import Request, SamplingParams, Session
 from trtllm_dspark.speculation.cost_table import CostTable, DraftShape, VerifyShape
 
@@ -241,3 +241,25 @@ def _table(gamma: int, draft_us: float) -> CostTable:
         for length in range(1, gamma + 2)
     }
     return CostTable(shapes, {DraftShape(rows, 128): draft_us for rows in (1, 2, 4)})
+
+
+def test_session_device_that_fails_in_flight_ends_every_request(
+    toy_weights: Written, opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Work fails on the device itself: the host learns of it when it waits, and closing still returns."""
+    engine, device = opened(toy_weights)
+    session = make(engine, toy_weights, "fixed")
+    session.add(Request("a", [40], SamplingParams(max_tokens=30, temperature=0)))
+    outputs = session.step() + session.step()
+    device.fail_wait = True
+    while session.has_unfinished():
+        outputs += session.step()
+    assert outputs[-1].finish_reason == "error"
+    assert outputs[-1].error_code == "engine_failed"
+    with pytest.raises(DeviceError, match="the engine has failed .planted failure of a wait."):
+        session.add(Request("b", [40], SamplingParams(max_tokens=3)))
+    session.close()
+    session.close()
+    assert "the device failed before it was closed" in caplog.text
+    device.fail_wait = False
+    device.finish()
