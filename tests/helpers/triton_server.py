@@ -101,6 +101,8 @@ class Server:
         found = {}
         for pid in children_of(self.pid):
             line = command_line(pid)
+            if not line:
+                continue  # killed and not yet reaped
             kind = "engine" if "engine_process" in line else "front" if "openai_front" in line else "tritonserver"
             found[kind] = pid
         return found
