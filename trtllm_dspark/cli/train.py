@@ -186,6 +186,7 @@ def run(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace, run: Run, preparation: Preparation, stop: Stop) -> int:
     validation = [] if args.validation_file is None else _read([args.validation_file], preparation)
     before = run.validate(validation)
+    run.restart_clock()
     with _bar() as bar:
         told = _progress(bar, run)
         directory = run.train(stop=stop, told=told)

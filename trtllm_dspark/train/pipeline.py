@@ -206,13 +206,21 @@ class Run:
             self.draft_token_ids,
             given,
         )
-        self._steps = Steps(config.steps, config.minutes, config.warmup_steps, config.decay_share)
+        self._saved_schedule: Schedule | None = None
+        self.restart_clock()
         self._log = StepLog(config.output_dir / LOG_FILE, self.drafter.block_size)
         (config.output_dir / STATE_DIR).mkdir(exist_ok=True)
         if config.resume:
             self._resume()
         else:
             self._log.restart()
+
+    def restart_clock(self) -> None:
+        """Let `minutes` begin now."""
+        config = self.config
+        self._steps = Steps(config.steps, config.minutes, config.warmup_steps, config.decay_share)
+        if self._saved_schedule is not None:
+            self._steps.schedule = self._saved_schedule
 
     def train(self, *, stop: Callable[[], bool], told: Callable[[StepReport, int | None], None]) -> Path:
         """Train to the end or until `stop`, write the drafter and return its directory.
@@ -279,7 +287,8 @@ class Run:
         self.trainer.restore(state)
         saved = state.facts.get("schedule")
         if self.config.steps is None and saved is not None:
-            self._steps.schedule = Schedule(**saved)
+            self._saved_schedule = Schedule(**saved)
+            self.restart_clock()
         elif self.config.steps is None and self.config.minutes is None:
             raise ConfigError("the saved run stopped before its length was known; give --steps or --minutes")
         self._log.cut(self.trainer.steps_done)
