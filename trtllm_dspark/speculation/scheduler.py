@@ -45,7 +45,7 @@ class PrefixScheduler:
         self.config = config
         self.draft_len = max_draft_len if config.draft_len is None else config.draft_len
         self.cost_table = cost_table
-        self._past: deque[dict[Hashable, FloatArray]] = deque(maxlen=STALE_ROUNDS)
+        self._past: deque[_PastRound] = deque(maxlen=STALE_ROUNDS)
         self._warned: set[str] = set()
 
     def verify_lens(
@@ -91,7 +91,7 @@ class PrefixScheduler:
         )
         self._warn(schedule.warnings, step_time)
         if config.mode == "stale_topk" and confidence is not None:
-            self._past.append({key: confidence[row] for row, key in enumerate(requests)})
+            self._past.append(_PastRound(list(requests), confidence))
         return schedule.verify_len
 
     def _budget(
@@ -106,9 +106,10 @@ class PrefixScheduler:
         if self.config.mode != "stale_topk" or self.config.budget is not None:
             return self.config.budget
         # A request that was not there two rounds ago counts as certain: its first rounds are verified in full.
-        past = self._past[0] if len(self._past) == STALE_ROUNDS else {}
-        sure = np.ones(self.draft_len, np.float32)
-        stale = np.stack([past.get(key, sure) for key in requests])
+        if len(self._past) == STALE_ROUNDS:
+            stale = self._past[0].of(requests)
+        else:
+            stale = np.ones((len(requests), self.draft_len), np.float32)
         budget, warnings = _core.verify_budget(
             stale,
             step_time_us=step_time,
@@ -123,7 +124,7 @@ class PrefixScheduler:
     def forget(self, request: Hashable) -> None:
         """Drop what is kept about a request that has ended."""
         for entry in self._past:
-            entry.pop(request, None)
+            entry.forget(request)
 
     def _warn(self, warnings: Sequence[str], step_time: FloatArray | None) -> None:
         for name in warnings:
@@ -133,3 +134,36 @@ class PrefixScheduler:
             if name not in self._warned:
                 self._warned.add(name)
                 logger.warning("speculation '%s': %s (said once)", self.config, name.replace("_", " "))
+
+
+class _PastRound:
+    """Confidences of one past round by request; mostly asked for the very requests it had."""
+
+    def __init__(self, requests: list[Hashable], confidence: FloatArray) -> None:
+        self._requests: list[Hashable] | None = requests
+        self._rows: dict[Hashable, int] | None = None
+        self._confidence = confidence
+
+    def __len__(self) -> int:
+        """Return how many requests it knows."""
+        return len(self._known())
+
+    def of(self, requests: Sequence[Hashable]) -> FloatArray:
+        """Return [R, gamma] confidences; 1 for a request it does not know."""
+        if self._requests == list(requests):
+            return self._confidence
+        known = self._known()
+        rows = np.array([known.get(key, -1) for key in requests], np.int64)
+        found = self._confidence[rows]
+        found[rows < 0] = 1.0
+        return found
+
+    def forget(self, request: Hashable) -> None:
+        """Drop a request; another of its name is not it."""
+        if self._known().pop(request, None) is not None:
+            self._requests = None
+
+    def _known(self) -> dict[Hashable, int]:
+        if self._rows is None:
+            self._rows = {key: row for row, key in enumerate(self._requests or ())}
+        return self._rows
