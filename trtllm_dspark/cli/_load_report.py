@@ -12,10 +12,10 @@ from rich.table import Table
 
 from trtllm_dspark.errors import UsageError
 from trtllm_dspark.reports.files import csv_text, json_text, write_text
-from trtllm_dspark.simulate.load_page import load_page
+from trtllm_dspark.simulate.load_page import frontier_plot, load_page
 from trtllm_dspark.simulate.load_report import LoadReport
 
-SUFFIXES = (".html", ".json", ".csv")
+SUFFIXES = (".html", ".json", ".csv", ".svg")
 
 
 def add_report_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -26,7 +26,7 @@ def add_report_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGro
         action="append",
         default=[],
         metavar="F",
-        help="write the report as .html (one page, no network), .json or .csv; repeatable",
+        help="write the report as .html (one page, no network), .json or .csv, or its first plot as .svg; repeatable",
     )
     parser.add_argument(
         "--sla", metavar="tok_s_user=X", help="what every user must get; the report says who reaches it"
@@ -62,6 +62,8 @@ def write_reports(paths: list[Path], report: LoadReport) -> None:
     for path in paths:
         if path.suffix == ".html":
             write_text(path, load_page(report))
+        elif path.suffix == ".svg":
+            write_text(path, frontier_plot(report))
         elif path.suffix == ".json":
             write_text(path, json_text(report.as_json()))
         else:

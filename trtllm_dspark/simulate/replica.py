@@ -174,7 +174,8 @@ class Replica:
         num_drafted = 0 if decision is None else decision.num_drafted
         draft_us, verify_us, prefill_us = self._pass_us(count, drafts, num_drafted, depth, plan.chunks)
         verify_us += 0.0 if whole else self.server.ragged_us
-        micros = (draft_us or 0.0) + verify_us + prefill_us + self.server.host_us
+        host_us = self.server.host_us + self.server.host_token_us * (count + drafts)
+        micros = (draft_us or 0.0) + verify_us + prefill_us + host_us
         alone = not (plan.chunks and self.server.shared_prefill)
         self._round = _Started(plan.chunks, accepted, decision, draft_us, verify_us if alone else None)
         log = self.log

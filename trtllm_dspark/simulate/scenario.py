@@ -16,7 +16,7 @@ from trtllm_dspark.simulate.faults import Fault
 from trtllm_dspark.simulate.load_source import SimulatedLoad
 from trtllm_dspark.simulate.node import Node
 from trtllm_dspark.simulate.pool import BlockPool
-from trtllm_dspark.simulate.records import Summary, summarise
+from trtllm_dspark.simulate.records import RequestRecord, Summary, summarise
 from trtllm_dspark.simulate.replica import Replica
 from trtllm_dspark.simulate.router import make_router
 from trtllm_dspark.simulate.scaling import Autoscaler
@@ -114,6 +114,12 @@ class Simulator:
         )
         result = cluster.run(traffic)
         return Run(policy, traffic.name, traffic.users, _steady(result), result)
+
+    def run_turns(self, policy: Policy, loads: Sequence[Traffic]) -> list[list[RequestRecord]]:
+        """Run loads one after the other on one server that keeps what it has learned; return the requests of each."""
+        node = self._node(policy, 0)
+        router = make_router(self.scenario.router)
+        return [Cluster(lambda number: node, replicas=1, router=router).run(load).records for load in loads]
 
     def _node(self, policy: Policy, number: int) -> Node:
         scenario, server = self.scenario, self.scenario.server

@@ -24,6 +24,7 @@ class Server:
         max_queue_size: requests that may wait; further ones are refused.
         shared_prefill: whether prompt chunks share the target pass with decoding rows; else they run as their own.
         host_us: microseconds a round takes beside the passes.
+        host_token_us: microseconds more for every token of the round's decoding rows (choosing tokens among logits).
         ragged_us: microseconds a target pass takes more when not every request verifies its whole block, where whole
             blocks have a faster path of their own.
         drafters: policies that draft by other means than the server's own drafter, by name: their times.
@@ -39,6 +40,7 @@ class Server:
     max_queue_size: int = 100_000
     shared_prefill: bool = False
     host_us: float = 0.0
+    host_token_us: float = 0.0
     ragged_us: float = 0.0
     drafters: Mapping[str, CostTable] = field(default_factory=dict)
 

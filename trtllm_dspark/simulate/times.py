@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,20 +18,24 @@ class LookupTable(CostTable):
     _kept: dict[tuple[int, int], FloatArray] = field(default_factory=dict, repr=False, compare=False)
     _drafts: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
     _depths: list[int] = field(default_factory=list, repr=False, compare=False)
+    _rows: list[int] = field(default_factory=list, repr=False, compare=False)
 
     @staticmethod
     def of(table: CostTable) -> LookupTable:
         """Return the same times."""
         depths = sorted({shape.depth for shape in table.verify_us} | {shape.depth for shape in table.draft_us})
-        return LookupTable(table.verify_us, table.draft_us, _depths=depths)
+        rows = sorted({shape.num_requests for shape in table.verify_us})
+        return LookupTable(table.verify_us, table.draft_us, _depths=depths, _rows=rows)
 
     def step_time_us(self, num_requests: int, max_tokens: int, *, depth: int = 0) -> FloatArray:
         """See `CostTable`."""
         lower, upper, share = self._around(depth)
-        low = self._kept_curve(num_requests, lower, max_tokens)[: max_tokens + 1]
+        # As in `CostTable`: the nearest measured number of requests not below counts, else the largest.
+        row = self._rows[min(bisect.bisect_left(self._rows, num_requests), len(self._rows) - 1)]
+        low = self._kept_curve(row, lower, max_tokens)[: max_tokens + 1]
         if not share:
             return low.copy()
-        rise = self._kept_curve(num_requests, upper, max_tokens)[: max_tokens + 1] - low
+        rise = self._kept_curve(row, upper, max_tokens)[: max_tokens + 1] - low
         if share > 1:
             rise = np.maximum(rise, 0)
         return np.maximum.accumulate(low + np.float32(share) * rise)
@@ -54,7 +59,7 @@ class LookupTable(CostTable):
     def _kept_curve(self, num_requests: int, depth: int, max_tokens: int) -> FloatArray:
         curve = self._kept.get((num_requests, depth))
         if curve is None or len(curve) <= max_tokens:
-            curve = super().step_time_us(num_requests, max(max_tokens, 16 * num_requests), depth=depth)
+            curve = super().step_time_us(num_requests, max(max_tokens, 4096), depth=depth)
             self._kept[num_requests, depth] = curve
         return curve
 

@@ -125,7 +125,7 @@ def test_measured_rows_lie_beside_simulated_ones(
         (("--url", "http://h:1", "--traffic", "open:3"), "traffic 'open:3' is not known"),
         (("--url", "http://h:1", "--requests", "0"), "--requests must be at least 1"),
         (("--url", "http://h:1", "--acceptance_output", "a"), "a server does not tell confidences"),
-        (("--url", "http://h:1", "--report", "a.pdf"), "must end in .html, .json, .csv"),
+        (("--url", "http://h:1", "--report", "a.pdf"), "must end in .html, .json, .csv, .svg"),
         (("--url", "http://h:1", "--sla", "ttft=3"), "use tok_s_user=NUMBER"),
         (("--engine_dir", "e", "--report", "a.html"), "belong to --url"),
     ],

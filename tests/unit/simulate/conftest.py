@@ -29,5 +29,11 @@ def server() -> Server:
 
 
 @pytest.fixture
+def small() -> Server:
+    """Return a server of 8 slots whose passes are bound by computation: about 33 requests of 70 tokens a second."""
+    return Server("small", make_table(1000.0, 200.0, 100.0), False, 8, 2048, 256, GAMMA)
+
+
+@pytest.fixture
 def profile() -> AcceptanceProfile:
     return AcceptanceProfile("test", "assumed", {"math": (0.9,) * GAMMA, "chat": (0.6,) * GAMMA})
