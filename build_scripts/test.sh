@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source build_scripts/_env.sh
 
-setup_venv triton,kernels,tensorrt-rtx,test "${1:-}"
+setup_venv triton,kernels,tensorrt-rtx,train,test "${1:-}"
 # tritonserver and cmake are looked up on PATH.
 export PATH="$PWD/.venv/bin:$PATH"
 
