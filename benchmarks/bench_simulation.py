@@ -1,6 +1,6 @@
 """Simulated rounds a second of one core, the serving code's controller in the loop.
 
-Usage: bench_simulation.py [--users 64] [--rounds 4000] [--policies off,fixed:3,threshold:0.3,early_stop,stale_topk,adaptive]
+Usage: bench_simulation.py [--users 64] [--rounds 4000] [--policies off,early_stop,stale_topk,adaptive]
 
 Processor time, not the clock: others may use the machine. Blocks are drawn before. Prints one line a policy.
 """
