@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from trtllm_dspark.cli._generation import add_engine_arguments, add_sampling_arguments, check_sampling, make_requests
 from trtllm_dspark.cli._prompts import read_prompts
+from trtllm_dspark.cli._reliability_plot import check_plot, write_plot
 from trtllm_dspark.cli._tables import print_table
 from trtllm_dspark.engine import Engine, load_engine
 from trtllm_dspark.engine_dir import EngineDirectory, open_engine_dir
@@ -21,7 +22,7 @@ from trtllm_dspark.errors import ConfigError, DeviceError, RequestError, UsageEr
 from trtllm_dspark.runtime import Request, Session, Tokenizer
 from trtllm_dspark.runtime.closed_loop import run_closed_loop
 from trtllm_dspark.speculation import Calibration, ConfidenceRecorder
-from trtllm_dspark.speculation.calibration import Observations, Quality, evaluate
+from trtllm_dspark.speculation.calibration import Observations, Quality, evaluate, noise_floor
 from trtllm_dspark.speculation.calibration_file import write_calibration, write_sts_temperatures
 from trtllm_dspark.speculation.fit import fit_calibration
 
@@ -44,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F.json",
         help="also write temperatures fitted without a bias, in the layout of other servers (key sts_temperatures)",
     )
+    parser.add_argument(
+        "--plot", type=Path, metavar="F.svg", help="also draw what confidences promise against what happened"
+    )
     add_sampling_arguments(parser)
 
 
@@ -52,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     check_sampling(args)
     if args.max_prompts is not None and args.max_prompts < 1:
         raise UsageError(f"--max_prompts must be at least 1, got {args.max_prompts}")
+    if args.plot is not None:
+        check_plot(args.plot)
     directory = open_engine_dir(args.engine_dir)
     engine = load_engine(args.engine_dir, num_threads=args.num_threads, verify_hashes=False)
     try:
@@ -67,15 +73,18 @@ def run(args: argparse.Namespace) -> int:
                 )
     finally:
         engine.close()
-    before = evaluate(Calibration.identity(engine.limits.max_draft_len), judged)
-    after = evaluate(fitted, judged)
-    path = write_calibration(directory, fitted, _facts(args, observed, judged, before, after))
+    raw = Calibration.identity(engine.limits.max_draft_len)
+    before, after = evaluate(raw, judged), evaluate(fitted, judged)
+    floor = noise_floor(fitted, judged)
+    path = write_calibration(directory, fitted, _facts(args, observed, judged, before, after, floor))
+    if args.plot is not None:
+        write_plot(args.plot, judged, [("as the head gives them", raw), ("calibrated", fitted)])
     if args.sts_output is not None:
         write_sts_temperatures(args.sts_output, fit_calibration(observed, with_bias=False))
     where = "the prompts it was fitted on" if judged is observed else str(args.eval_prompts_file)
     rows = [("calibration", str(path)), ("fitted on", f"{len(observed)} blocks")]
     rows.append(("judged on", f"{len(judged)} blocks of {where}"))
-    print_table([*rows, *_quality_rows(fitted, before, after)])
+    print_table([*rows, *_quality_rows(fitted, before, after, floor)])
     if after.mean_ece > before.mean_ece:
         logger.warning("the calibration error rose on %s; fit on more prompts, or delete %s", where, path)
     return 0
@@ -132,7 +141,12 @@ def _requests(path: Path, index: int, args: argparse.Namespace, session: Session
 
 
 def _facts(
-    args: argparse.Namespace, observed: Observations, judged: Observations, before: Quality, after: Quality
+    args: argparse.Namespace,
+    observed: Observations,
+    judged: Observations,
+    before: Quality,
+    after: Quality,
+    floor: float,
 ) -> dict[str, Any]:
     return {
         "blocks": len(observed),
@@ -142,10 +156,11 @@ def _facts(
         "acceptance": args.acceptance,
         "ece_before": [round(value, 6) for value in before.ece],
         "ece_after": [round(value, 6) for value in after.ece],
+        "ece_floor": round(floor, 6),
     }
 
 
-def _quality_rows(fitted: Calibration, before: Quality, after: Quality) -> list[tuple[str, str]]:
+def _quality_rows(fitted: Calibration, before: Quality, after: Quality, floor: float) -> list[tuple[str, str]]:
     rows = []
     for position, (temperature, bias) in enumerate(zip(fitted.temperature, fitted.bias, strict=True)):
         rows.append(
@@ -156,4 +171,5 @@ def _quality_rows(fitted: Calibration, before: Quality, after: Quality) -> list[
                 f"AUC {before.auc[position]:.3f} -> {after.auc[position]:.3f}",
             )
         )
-    return [*rows, ("mean", f"ECE {before.mean_ece:.4f} -> {after.mean_ece:.4f}")]
+    rows.append(("mean", f"ECE {before.mean_ece:.4f} -> {after.mean_ece:.4f}"))
+    return [*rows, ("", f"a calibration without any error would show {floor:.4f} on as many blocks")]

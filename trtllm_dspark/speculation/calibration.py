@@ -125,3 +125,19 @@ def area_under_curve(predicted: Reals, outcome: NDArray[np.bool_]) -> float:
 def sigmoid(values: Reals) -> Reals:
     """Return the logistic function."""
     return np.asarray(0.5 * (1 + np.tanh(0.5 * values)), np.float64)
+
+
+def noise_floor(calibration: Calibration, observations: Observations, *, draws: int = 100, seed: int = 0) -> float:
+    """Return the mean expected calibration error that these blocks would show if every survival were right.
+
+    The error counts how outcomes scatter, so it is above 0 for the best of calibrations and falls with the root of the
+    number of blocks. Outcomes are drawn from the predicted confidences `draws` times.
+    """
+    rng = np.random.default_rng(seed)
+    confidence = calibration.confidence(observations.logits)
+    survival = np.cumprod(confidence, axis=1)
+    errors = []
+    for _ in range(draws):
+        survived = np.logical_and.accumulate(rng.uniform(size=confidence.shape) < confidence, axis=1)
+        errors += [expected_calibration_error(survival[:, k], survived[:, k]) for k in range(survival.shape[1])]
+    return float(np.mean(errors))

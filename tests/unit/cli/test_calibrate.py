@@ -47,7 +47,17 @@ def test_calibrate_fits_writes_and_judges_on_other_prompts(
     files = [prompts(tmp_path / "a.jsonl", "a", "b", "c"), prompts(tmp_path / "b.jsonl", "ab", "cd", "x" * 600, "ef")]
     other = prompts(tmp_path / "other.jsonl", "AB")
     sts = tmp_path / "sts.json"
-    flags = ("--prompts_file", *files, "--eval_prompts_file", other, "--sts_output", str(sts), *LONG)
+    flags = (
+        "--prompts_file",
+        *files,
+        "--eval_prompts_file",
+        other,
+        "--sts_output",
+        str(sts),
+        "--plot",
+        str(tmp_path / "p.svg"),
+        *LONG,
+    )
     assert main(["calibrate", "--engine_dir", str(engine_dir), *flags]) == 0
     out = capsys.readouterr().out
     directory = open_engine_dir(engine_dir)
@@ -61,6 +71,11 @@ def test_calibrate_fits_writes_and_judges_on_other_prompts(
     assert len(json.loads(sts.read_text())["sts_temperatures"]) == 7
     assert f"judged on    {fit['judged_blocks']} blocks of {other}" in out
     assert "position 7" in out
+    assert f"would show {fit['ece_floor']:.4f}" in out
+    assert 0 <= fit["ece_floor"] < 0.1
+    plot = (tmp_path / "p.svg").read_text()
+    assert plot.startswith("<svg")
+    assert "calibrated" in plot
 
 
 def test_session_applies_the_stored_calibration_and_says_so(
@@ -106,6 +121,7 @@ def test_calibrate_too_little_text_is_refused(
     [
         (("--batch_size", "5"), "--batch_size must be from 1 to the engine's 4"),
         (("--max_prompts", "0"), "--max_prompts must be at least 1"),
+        (("--plot", "p.gif"), "--plot p.gif: give a name that ends in .svg"),
         (("--max_tokens", "0"), "max_tokens must be"),
     ],
 )

@@ -13,6 +13,7 @@ from trtllm_dspark.speculation.calibration import (
     area_under_curve,
     evaluate,
     expected_calibration_error,
+    noise_floor,
 )
 from trtllm_dspark.speculation.fit import MIN_BLOCKS, fit_calibration
 
@@ -134,3 +135,15 @@ def test_recorder_leaves_cut_blocks_out_and_returns_logits() -> None:
     assert found.accepted.tolist() == [1, 0]
     assert found.logits[0] == pytest.approx([0.0, np.log(4.0)])
     assert np.isfinite(found.logits).all()
+
+
+def test_noise_floor_is_what_true_probabilities_show() -> None:
+    calibration = Calibration((3.0,) * 5, (0.0,) * 5)
+    shown = [evaluate(calibration, miscalibrated_blocks(600, scale=3.0, shift=0.0, seed=s)).mean_ece for s in range(12)]
+    blocks = miscalibrated_blocks(600, scale=3.0, shift=0.0, seed=99)
+    floor = noise_floor(calibration, blocks)
+    assert floor == pytest.approx(np.mean(shown), rel=0.1)
+    assert floor == noise_floor(calibration, blocks)
+    # Four times the blocks, half the scatter.
+    more = noise_floor(calibration, miscalibrated_blocks(2400, scale=3.0, shift=0.0, seed=99), draws=30)
+    assert more == pytest.approx(floor / 2, rel=0.1)
