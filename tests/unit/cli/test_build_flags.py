@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 from trtllm_dspark.cli._removed_flags import REMOVED_FLAGS
+from trtllm_dspark.cli.build import add_arguments
 from trtllm_dspark.cli.main import main
 
 
@@ -76,6 +78,31 @@ def test_build_trtllm_build_flag_names_its_replacement(name: str, capsys: pytest
     code, line = build(f"--{name}", "value", capsys=capsys)
     assert code == 2
     assert f"--{name} is a flag of trtllm-build: {REMOVED_FLAGS[name]}" in line
+
+
+# Every flag of the last trtllm-build.
+TRTLLM_BUILD = """
+    checkpoint_dir model_config build_config model_cls_file model_cls_name output_dir max_batch_size max_input_len
+    max_seq_len max_decoder_seq_len max_beam_width max_num_tokens opt_num_tokens max_encoder_input_len
+    max_prompt_embedding_table_size max_multimodal_len kv_cache_type paged_kv_cache input_timing_cache
+    output_timing_cache profiling_verbosity strip_plan weight_sparsity weight_streaming fast_build workers
+    enable_debug_output visualize_network dry_run monitor_memory logits_dtype gather_context_logits
+    gather_generation_logits gather_all_token_logits lora_dir lora_ckpt_source lora_target_modules max_lora_rank
+    speculative_decoding_mode max_draft_len bert_attention_plugin gpt_attention_plugin gemm_plugin gemm_swiglu_plugin
+    fp8_rowwise_gemm_plugin lora_plugin dora_plugin moe_plugin mamba_conv1d_plugin nccl_plugin low_latency_gemm_plugin
+    low_latency_gemm_swiglu_plugin gemm_allreduce_plugin context_fmha bert_context_fmha_fp32_acc remove_input_padding
+    tokens_per_block use_paged_context_fmha use_fp8_context_fmha fuse_fp4_quant multiple_profiles paged_state
+    streamingllm norm_quant_fusion reduce_fusion user_buffer use_fused_mlp pp_reduce_scatter auto_parallel
+    gpus_per_node cluster_key
+""".split()
+
+
+def test_build_knows_every_flag_of_trtllm_build() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    known = {option for action in parser._actions for option in action.option_strings}
+    assert {f"--{name}" for name in TRTLLM_BUILD} <= known
+    assert not {"--strip_plan", "--workers", "--model_config"} & {f"--{name}" for name in REMOVED_FLAGS}
 
 
 def test_build_checkpoint_dir_points_to_target_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
