@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -21,16 +21,30 @@ def duplicated_weights(model: onnx.ModelProto, directory: Path) -> Iterator[str]
         for tensor in model.graph.initializer
         if len(tensor.dims) == 2 and _num_bytes(tensor) >= _MIN_BYTES and tensor.external_data
     ]
-    for one, other in combinations(large, 2):
-        if one.data_type != other.data_type or _num_bytes(one) != _num_bytes(other):
-            continue
-        first, second = _values(one, directory), _values(other, directory)
-        same, turned = list(one.dims) == list(other.dims), list(one.dims) == list(other.dims)[::-1]
-        if (same and _equal(first, second)) or (turned and _equal(first, second.T)):
-            yield (
-                f"weights {one.name!r} and {other.name!r} hold the same values, TensorRT would store them twice; "
-                "use one initializer for both"
-            )
+    # Many matrices have the same shape: each is sampled once, and only equal samples are compared in full.
+    begins: dict[tuple[object, ...], list[onnx.TensorProto]] = {}
+    for tensor in large:
+        values, shape = _values(tensor, directory), tuple(tensor.dims)
+        straight = (tensor.data_type, shape, _digest(values[:_SAMPLE_ROWS]))
+        turned = (tensor.data_type, shape[::-1], _digest(values[:, :_SAMPLE_ROWS].T))
+        for other in begins.get(straight, []):
+            if _equal(_values(other, directory), values):
+                yield _problem(other, tensor)
+        for other in begins.get(turned, []) if turned != straight else []:
+            if _equal(_values(other, directory), values.T):
+                yield _problem(other, tensor)
+        begins.setdefault(straight, []).append(tensor)
+
+
+def _problem(one: onnx.TensorProto, other: onnx.TensorProto) -> str:
+    return (
+        f"weights {one.name!r} and {other.name!r} hold the same values, TensorRT would store them twice; "
+        "use one initializer for both"
+    )
+
+
+def _digest(values: NDArray[np.uint8]) -> bytes:
+    return hashlib.sha1(values.tobytes(), usedforsecurity=False).digest()
 
 
 def _num_bytes(tensor: onnx.TensorProto) -> int:
@@ -49,9 +63,6 @@ def _values(tensor: onnx.TensorProto, directory: Path) -> NDArray[np.uint8]:
 
 
 def _equal(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> bool:
-    """Compare a sample before everything: matrices of one shape are common, equal ones are not."""
-    if first[:_SAMPLE_ROWS].tobytes() != second[:_SAMPLE_ROWS].tobytes():
-        return False
     return all(
         first[row : row + 1024].tobytes() == second[row : row + 1024].tobytes() for row in range(0, len(first), 1024)
     )
