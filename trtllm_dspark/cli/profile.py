@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 
 from rich.console import Console
@@ -11,8 +12,9 @@ from rich.progress import Progress
 from trtllm_dspark.cli._cost_plot import check_plot, write_plot
 from trtllm_dspark.cli._tables import print_table
 from trtllm_dspark.engine import Engine, load_engine
-from trtllm_dspark.engine.device import cpu_name
+from trtllm_dspark.engine.device import device_name
 from trtllm_dspark.engine_dir import EngineDirectory, open_engine_dir
+from trtllm_dspark.load.nvml_reader import NvmlReader
 from trtllm_dspark.speculation import CostTable, measure_cost_table
 from trtllm_dspark.speculation.cost_table import check_cost_table, make_monotone
 from trtllm_dspark.speculation.cost_table_file import StoredCostTable, write_cost_table
@@ -52,16 +54,24 @@ def measure_and_store(directory: EngineDirectory, *, num_threads: int, quick: bo
         ConfigError: the times are flat or inverted; nothing is written.
         DeviceError: the file cannot be written.
     """
+    manifest = directory.manifest
     engine = load_engine(directory.path, num_threads=num_threads, verify_hashes=False)
     try:
         table = _measure(engine, quick=quick)
+        # Right behind the passes: an idle GPU lowers its clock within moments.
+        clock = None if manifest.backend == "onnxruntime" else _sm_clock()
     finally:
         engine.close()
     check_cost_table(table)
-    # What runs here is the CPU engine: the SM clock is a GPU's.
-    stored = StoredCostTable(make_monotone(table), cpu_name(), num_threads, sm_clock_mhz=None)
+    device = device_name(manifest.backend, manifest.gpu_architectures)
+    stored = StoredCostTable(make_monotone(table), device, num_threads, sm_clock_mhz=clock)
     write_cost_table(directory, stored)
     return stored
+
+
+def _sm_clock() -> int | None:
+    with contextlib.closing(NvmlReader()) as reader:
+        return reader.read().sm_clock_mhz
 
 
 def _measure(engine: Engine, *, quick: bool) -> CostTable:

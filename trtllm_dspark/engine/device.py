@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from pathlib import Path
+
+
+def device_name(backend: str, gpu_architectures: Sequence[str]) -> str:
+    """Return what an engine's passes run on: the processor's model, or the architectures it was compiled for."""
+    return cpu_name() if backend == "onnxruntime" else f"GPU {', '.join(gpu_architectures)}"
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from trtllm_dspark.engine.base import Engine
-from trtllm_dspark.engine.device import cpu_name
+from trtllm_dspark.engine.device import device_name
 from trtllm_dspark.engine_dir import EngineDirectory
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.runtime.proposers import Proposer
@@ -91,13 +91,14 @@ def load_cost_table(directory: EngineDirectory, *, num_threads: int) -> CostTabl
     stored = read_cost_table(directory)
     if stored is None:
         return None
-    if (stored.device, stored.num_threads) != (cpu_name(), num_threads):
+    device = device_name(directory.manifest.backend, directory.manifest.gpu_architectures)
+    if (stored.device, stored.num_threads) != (device, num_threads):
         logger.warning(
             "%s was measured on %s with %d threads, this is %s with %d: not used; profile again",
             COST_TABLE_FILE,
             stored.device,
             stored.num_threads,
-            cpu_name(),
+            device,
             num_threads,
         )
         return None

@@ -14,7 +14,7 @@ from helpers.toy_pair import ToyPair
 from trtllm_dspark.cli import profile
 from trtllm_dspark.cli.main import main
 from trtllm_dspark.engine import Engine
-from trtllm_dspark.engine.device import cpu_name
+from trtllm_dspark.engine.device import cpu_name, device_name
 from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.runtime import Session
 from trtllm_dspark.speculation import CostTable
@@ -137,6 +137,11 @@ def test_profile_keeps_a_clock_of_null_on_a_cpu(engine_dir: Path, monkeypatch: p
     measured(monkeypatch, RISING)
     assert main(["profile", "--engine_dir", str(engine_dir)]) == 0
     assert json.loads((engine_dir / "cost_table.json").read_text())["sm_clock_mhz"] is None
+
+
+def test_table_of_a_gpu_engine_is_labelled_by_what_it_was_compiled_for() -> None:
+    assert device_name("tensorrt", ("sm90", "sm120")) == "GPU sm90, sm120"
+    assert device_name("onnxruntime", ()) == cpu_name()
 
 
 @pytest.mark.parametrize("last", [300.0, 100.0])
