@@ -57,6 +57,11 @@ def test_generate_bad_field_is_refused_with_code(server: Server, request_fields:
     assert "/" not in text.replace("</", "")
 
 
+def test_generate_integer_beyond_32_bits_keeps_its_low_ones(server: Server) -> None:
+    # Triton cuts it before a model sees it, which docs/serving.md says; gRPC cannot carry such a number.
+    assert server.generate_text("a", 2**32 + 4) == "bcde"
+
+
 def test_generate_nan_literal_is_refused(server: Server) -> None:
     status, text = server.post(GENERATE, b'{"text_input":"a","max_tokens":4,"temperature":NaN}')
     assert (status, error_code(json.loads(text))) == (400, "not_finite")

@@ -124,6 +124,15 @@ def test_deadline_in_the_queue_and_in_the_middle(server: Server, streams: list[G
     assert (status, error_code(answer)) == (400, "deadline_exceeded")
 
 
+def test_unary_http_request_that_nobody_reads_ends_at_its_deadline(server: Server) -> None:
+    before = cancelled(server, "deadline")
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20.0)
+    connection.request("POST", "/v2/models/ensemble_unary/generate", json.dumps({**LONG, "timeout_ms": 300}))
+    connection.close()
+    wait_for(lambda: cancelled(server, "deadline") == before + 1)
+    assert server.generate_text("a", 5) == "bcdef"
+
+
 def test_priority_overtakes_in_the_queue(server: Server, streams: list[GrpcStream]) -> None:
     scheduled: dict[int, int] = {}
 

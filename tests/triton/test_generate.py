@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -71,6 +74,16 @@ def test_generate_stream_one_event_per_round_with_all_its_tokens(server: Server,
     assert ["finish_reason" in event for event in events] == [False] * len(rounds) + [True]
     assert events[-1]["finish_reason"] == "length"
     assert events[-1]["num_input_tokens"] == 1
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_generate_stream_with_curl(server: Server) -> None:
+    body = json.dumps({"text_input": "a", "max_tokens": 40, "stream": True})
+    url = f"http://127.0.0.1:{server.http_port}/v2/models/ensemble/generate_stream"
+    result = subprocess.run(["curl", "-sN", url, "-d", body], capture_output=True, timeout=60, check=True)
+    events = [json.loads(line[6:]) for line in result.stdout.decode().splitlines() if line]
+    assert "".join(event["text_output"] for event in events) == server.generate_text("a", 40)
+    assert events[-1]["finish_reason"] == "length"
 
 
 def test_generate_stream_multi_byte_characters_are_whole_and_concatenate(server: Server) -> None:

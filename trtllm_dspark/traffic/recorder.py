@@ -131,11 +131,14 @@ class TrafficRecorder:
         info = TrafficInfo.of_engine(manifest, top_k=self._options.top_k, prompts=self._options.prompts)
         return _EngineListener(self, manifest.engine_hash) if info == self._info else None
 
-    def close(self) -> None:
-        """Write what is complete and let another server use the directory."""
+    def close(self, *, timeout_s: float = 30.0) -> None:
+        """Write what is complete and let another server use the directory; what takes longer is lost."""
         self._queue.put(None)
-        self._worker.join(30.0)
-        self._writer.close()
+        self._worker.join(timeout_s)
+        if self._worker.is_alive():
+            logger.warning("traffic records of the last requests are lost: the worker is %.0f s behind", timeout_s)
+        else:
+            self._writer.close()
 
     # The session's thread.
 

@@ -125,6 +125,25 @@ def test_cancel_frees_the_slot_before_the_next_round() -> None:
     assert 5 in {item["id"] for item in [*items, *bench.round()]}
 
 
+@pytest.mark.parametrize("reason", ["client", "stop_request", "deadline"])
+def test_end_in_the_middle_of_a_prompt_frees_the_slot_before_the_next_round(reason: str) -> None:
+    bench = Bench(FakeEngine(max_seq_len=400, max_batch_size=1))
+    bench.submit([index % 60 for index in range(200)])  # seven rounds of prompt, 32 tokens each
+    waiting = bench.submit([7], max_tokens=5)
+    assert bench.round() == []
+    stream = next(iter(bench.loop.lanes.serving.running.values()))
+    assert stream.first_token_at is None
+    if reason == "deadline":
+        stream.deadline = 0.0
+        bench.loop._deadlines.append((0.0, 0, stream))
+    else:
+        bench.loop.cancel(stream, reason)
+    first = bench.round()
+    assert [item["id"] for item in first if "code" in item or "finish_reason" in item] == [1]
+    assert waiting.session_id in bench.loop.lanes.serving.running
+    assert 2 in {item["id"] for item in [*first, *bench.round()]}
+
+
 def test_cancel_of_waiting_and_of_unread_requests_never_reaches_the_session() -> None:
     bench = Bench()
     streams = [bench.submit([first]) for first in range(6)]
