@@ -73,6 +73,9 @@ class DeviceRounds:
         self._engine, self._controller, self._acceptance = engine, controller, acceptance
         self._timer, self._recorder = timer, recorder
         self._scheduler = DeviceScheduler(controller, max_requests=engine.limits.max_batch_size)
+        # Batches change when requests come and go, not every round.
+        self._sampled: tuple[tuple[ActiveRequest, ...], int] = ((), 0)
+        self._sampling = _sampling(())
 
     @property
     def rounds_in_flight(self) -> int:
@@ -122,7 +125,7 @@ class DeviceRounds:
             stats.verify_passes += 1
             stats.draft_passes += plan.drafts
             schedule = self._scheduler.schedule(plan, requests, depth=depth)
-            decode = DecodeRows(plan.caps, _sampling(requests), schedule)
+            decode = DecodeRows(plan.caps, self._sampling_of(requests), schedule)
         batch = RoundBatch(decode, _prompts(chunks), self._acceptance)
         ticket = self._timer.on_engine(self._engine.submit_round, batch)
         if chunks:
@@ -156,6 +159,12 @@ class DeviceRounds:
     def forget(self, request: ActiveRequest) -> None:
         """Drop what is kept about a request that has ended."""
         self._scheduler.forget(request)
+
+    def _sampling_of(self, requests: list[ActiveRequest]) -> RowSampling:
+        batch = tuple(requests), sum([request.ban_len > 0 for request in requests])
+        if batch != self._sampled:
+            self._sampled, self._sampling = batch, _sampling(requests)
+        return self._sampling
 
     def _decoded(
         self, finished: DevicePass, result: RoundResult, rows: RowResults, verify_len: IntArray

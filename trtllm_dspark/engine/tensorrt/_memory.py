@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,10 +25,11 @@ class Layout:
     def __init__(self, arrays: Mapping[str, tuple[Shape, DTypeLike]]) -> None:
         self._arrays = {name: (shape, np.dtype(dtype)) for name, (shape, dtype) in arrays.items()}
         self._offsets: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
         end = 0
         for name, (shape, dtype) in self._arrays.items():
             self._offsets[name] = end
-            size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            self._sizes[name] = size = math.prod(shape) * dtype.itemsize
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         self.num_bytes = end
 
@@ -39,9 +41,8 @@ class Layout:
         """Return the arrays inside a host buffer of uint8."""
         views = {}
         for name, (shape, dtype) in self._arrays.items():
-            size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
             start = self._offsets[name]
-            views[name] = buffer[start : start + size].view(dtype).reshape(shape)
+            views[name] = buffer[start : start + self._sizes[name]].view(dtype).reshape(shape)
         return views
 
 
@@ -61,10 +62,15 @@ def upload(device: Device, address: int, array: NDArray[Any], stream: int) -> No
 
 @dataclass(slots=True)
 class Pinned:
-    """A piece of page-locked memory. It belongs to the device from `give` to the event, else to the host."""
+    """A piece of page-locked memory. It belongs to the device from `give` to the event, else to the host.
+
+    Attributes:
+        views: arrays inside it, where its ring has a layout.
+    """
 
     memory: NDArray[Any]
     event: int
+    views: dict[str, NDArray[Any]]
     given: bool = False
     read: bool = True
 
@@ -76,20 +82,22 @@ class PinnedRing:
     Attributes:
         device: allocates and waits.
         depth: pieces; one more than rounds in flight, so that taking one never waits in practice.
-        num_bytes: size of each piece; a piece grows when more is asked for.
+        layout: what lies in a piece; None = pieces of any size, which grow when more is asked for.
         waits: how often `take` found a piece that had been given away: it then waits for that piece's event.
     """
 
     device: Device
     depth: int
-    num_bytes: int = 0
+    layout: Layout | None = None
     waits: int = 0
     _pieces: list[Pinned] = field(default_factory=list)
     _next: int = 0
 
     def __post_init__(self) -> None:
         for _ in range(self.depth):
-            self._pieces.append(Pinned(self.device.allocate_pinned(self.num_bytes), self.device.create_event()))
+            memory = self.device.allocate_pinned(0 if self.layout is None else self.layout.num_bytes)
+            views = {} if self.layout is None else self.layout.views(memory)
+            self._pieces.append(Pinned(memory, self.device.create_event(), views))
 
     def take(self, num_bytes: int = 0) -> Pinned:
         """Return a piece that belongs to the host.

@@ -107,8 +107,8 @@ class RoundQueue:
             model.stream,
         )
         self.graphs = GraphCache(device, num_graphs, enabled=cuda_graphs)
-        self._uploads = {layout: PinnedRing(device, _DEPTH, layout.num_bytes) for layout in self._uploaded}
-        self._results = {layout: PinnedRing(device, _DEPTH, layout.num_bytes) for layout in self._downloaded}
+        self._uploads = {layout: PinnedRing(device, _DEPTH, layout) for layout in self._uploaded}
+        self._results = {layout: PinnedRing(device, _DEPTH, layout) for layout in self._downloaded}
         self._staging = PinnedRing(device, _DEPTH)
         self._starts = [device.create_event() for _ in range(_DEPTH)]
         self._flights: deque[_Flight] = deque()
@@ -251,7 +251,7 @@ class RoundQueue:
         captured = self.graphs.get(key, model.stream, self._round.contexts, self._round.enqueue, self._idle)
         ring = self._uploads[self._inputs]
         piece = ring.take()
-        _write_decode(self._inputs.views(piece.memory), decode, key)
+        _write_decode(piece.views, decode, key)
         model.device.to_device(self._base[self._inputs], piece.memory, model.stream)
         ring.give(piece, model.stream)
         self.graphs.launch(key, captured, model.stream, self._round.enqueue, number)
@@ -307,9 +307,8 @@ class RoundQueue:
         model, completed = self._model, prompts.max_new_tokens.size
         ring = self._uploads[self._prompt_inputs]
         piece = ring.take()
-        views = self._prompt_inputs.views(piece.memory)
-        views["active"][0] = completed
-        _write_sampling(views, prompts.sampling)
+        piece.views["active"][0] = completed
+        _write_sampling(piece.views, prompts.sampling)
         model.device.to_device(self._base[self._prompt_inputs], piece.memory, model.stream)
         ring.give(piece, model.stream)
         memory = self._prompt_inputs.addresses(self._base[self._prompt_inputs])
@@ -329,7 +328,7 @@ class RoundQueue:
 
     def _read(self, layout: Layout, piece: Pinned) -> dict[str, NDArray[Any]]:
         self._results[layout].wait(piece)
-        return layout.views(piece.memory)
+        return piece.views
 
 
 def _rows(views: Mapping[str, NDArray[Any]], count: int) -> RowResults:
