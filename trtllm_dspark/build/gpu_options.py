@@ -158,6 +158,9 @@ class GpuOptions:
             raise ConfigError(
                 f"--kv_cache_free_gpu_mem_fraction must be above 0 and at most 1, got {self.kv_fraction!r}"
             )
+        known = self.gpu is not None or self.gpu_memory_gib is not None or not self.gpu_architectures
+        if self.kv_cache_free_gpu_mem_fraction is not None and not known:
+            raise ConfigError("--kv_cache_free_gpu_mem_fraction is of a GPU's memory; add --gpu or --gpu_memory_gib")
         if self.workers is not None:
             require_int("workers", self.workers, 1, _MAX_WORKERS)
         if self.opt_num_tokens is not None:

@@ -116,6 +116,7 @@ def config(**fields: Any) -> BuildConfig:
         ({"gpu_memory_gib": float("nan")}, "--gpu_memory_gib must be above 0"),
         ({"kv_cache_free_gpu_mem_fraction": 0.0}, "above 0 and at most 1"),
         ({"kv_cache_free_gpu_mem_fraction": 1.5}, "above 0 and at most 1"),
+        ({"kv_cache_free_gpu_mem_fraction": 0.5}, "is of a GPU's memory; add --gpu or --gpu_memory_gib"),
         ({"opt_num_tokens": 257}, "--opt_num_tokens 257 exceeds --max_num_tokens 256"),
         ({"opt_num_tokens": 0}, "--opt_num_tokens must be an integer from 1"),
         ({"workers": 0}, "--workers must be an integer from 1 to 64"),
