@@ -36,6 +36,6 @@ trtllm-dspark train \
     --num_sequences 24 --anchors_per_sequence 32 \
     --position_decay 3 --sample_positions --target_temperature 0.6 \
     --lr_scale 0.75 --warmup_steps 10 --decay_share 0.6 \
-    --steps 300 --seed 1 --output_dir "$output" "${resume[@]}"
+    --steps 264 --seed 1 --output_dir "$output" "${resume[@]}"
 python "$demo/pack_drafter.py" "$output/drafter" "$output/drafter-int8"
 echo "the shipped form: $output/drafter-int8; copy it to $demo/smollm2-135m-drafter to use it"

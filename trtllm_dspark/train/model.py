@@ -140,7 +140,8 @@ def _linear(parameters: Parameters, name: str, x: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    # Products in bfloat16 are normed in the weight's own precision.
+    return F.rms_norm(x.to(weight.dtype), (x.shape[-1],), weight, eps)
 
 
 def _key_value(

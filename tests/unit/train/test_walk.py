@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.fake_engine import collect_outputs
 from helpers.tiny_models import write_drafter
+from helpers.training import train
 
 from trtllm_dspark.build import BuildConfig, build_engine
 from trtllm_dspark.engine import load_engine
@@ -85,3 +86,13 @@ def test_schedule_rises_stays_and_falls() -> None:
     assert all(a >= b for a, b in zip(scales[10:], scales[11:], strict=False))
     with pytest.raises(ConfigError):
         Schedule(0)
+
+
+def test_bfloat16_products_give_about_the_same_losses(
+    config: TrainConfig, responses: list[Response], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = train(config, responses, output_dir=tmp_path / "float32")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    rounded = train(config, responses)
+    assert [report.loss for report in rounded] != [report.loss for report in exact]
+    assert [report.loss for report in rounded] == pytest.approx([report.loss for report in exact], rel=0.02)
