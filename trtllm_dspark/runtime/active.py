@@ -84,8 +84,8 @@ class ActiveRequest:
 
     @property
     def num_pending(self) -> int:
-        """Cached tokens that the drafter has not absorbed."""
-        return sum([len(rows) for rows in self.features])
+        """Cached tokens that the drafter has not absorbed: as many as rows in `features`, however many arrays."""
+        return self.num_cached - self.num_context if self.features else 0
 
     @property
     def ban_len(self) -> int:

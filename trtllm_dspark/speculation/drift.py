@@ -12,7 +12,7 @@ from trtllm_dspark.speculation.cost_table import CostTable
 
 logger = logging.getLogger(__name__)
 
-BASE_BOUND = 16.0
+BASE_BOUND = 64.0
 """The base is corrected by at most this factor either way; what all three share decides nothing."""
 RATIO_BOUND = 4.0
 """Marginal and draft cost are corrected by at most this factor more, or less, than the base."""
@@ -40,7 +40,7 @@ class Correction:
     """Measured over predicted time.
 
     Attributes:
-        base: of a pass over one token a request, within [1/16, 16].
+        base: of a pass over one token a request, within [1/64, 64].
         marginal: of what more tokens add to it, within [1/4, 4] of `base`.
         draft: of drafting, within [1/4, 4] of `base`.
     """

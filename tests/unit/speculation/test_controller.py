@@ -11,6 +11,7 @@ from helpers.virtual_rounds import GAMMA, Stream, VirtualLoop, plain_rate, roofl
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.speculation import CostTable, LoadLimits, RoundOutcome, SpeculationConfig, SpeculationController
 from trtllm_dspark.speculation.bypass import MAX_PROBE_PERIOD, PATIENCE
+from trtllm_dspark.speculation.drift import BASE_BOUND
 
 TABLE = table_of(roofline)
 
@@ -171,7 +172,7 @@ def test_drift_correction_stays_within_its_bounds() -> None:
     run = VirtualLoop(controller("fixed:3", table), lambda r, t: 1e6, table_of(roofline, draft_us=1e6))
     run.run(streams(1, 0.8), 100)
     correction = run.controller.state.correction
-    assert correction.base == 16.0
+    assert correction.base == BASE_BOUND
     assert 0.25 <= correction.marginal / correction.base <= 4.0
     assert 0.25 <= correction.draft / correction.base <= 4.0
 
