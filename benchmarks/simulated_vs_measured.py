@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_dspark.cli._acceptance_output import DEFAULT_DOMAIN, record_acceptance
-from trtllm_dspark.cli._prompts import Prompt, read_prompts
+from trtllm_dspark.cli._prompts import Prompt, encode_prompt, read_prompts
 from trtllm_dspark.cli.main import main as command
 from trtllm_dspark.reports.svg import COLOURS, Series, line_plot
 from trtllm_dspark.runtime import Request, SamplingParams, Session
@@ -179,7 +179,7 @@ def plot(cells: Sequence[Cell], simulated: Mapping[tuple[str, int], float]) -> s
     )
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine_dir", type=Path, required=True)
@@ -190,11 +190,12 @@ def main() -> int:
     parser.add_argument("--policies", default=POLICIES)
     parser.add_argument("--users", default="1,2,4,8")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--raw", action="store_true", help="prompts as they are, without the chat template")
     parser.add_argument("--keep_profile", action="store_true", help="use the cost_table.json that is there")
     parser.add_argument("--sweep", type=Path, help="cells measured by load_sweep.py")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--svg", type=Path)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     logging.basicConfig(level=logging.ERROR)
     if args.sweep:
         facts = json.loads(args.sweep.read_text(encoding="utf-8"))["facts"]
@@ -207,7 +208,7 @@ def main() -> int:
     profile = record(args, prompts)
     session = Session.open(args.engine_dir, num_threads=args.num_threads, speculation="off")
     try:
-        requests = [encode(session, prompt, args.max_tokens) for prompt in prompts]
+        requests = [encode(session, prompt, args) for prompt in prompts]
         server = load_server(str(args.engine_dir), Overrides())
         host_us, token_us = host_costs(session, requests)
         server = replace(server, host_us=host_us, host_token_us=token_us)
@@ -249,20 +250,19 @@ def spread(prompts: Sequence[Prompt], most: int) -> list[Prompt]:
     return [prompts[turn * len(prompts) // most] for turn in range(most)]
 
 
-def encode(session: Session, prompt: Prompt, max_tokens: int) -> Request:
-    """Return a greedy request through the chat template."""
-    tokenizer = session.tokenizer
-    if tokenizer is None:
+def encode(session: Session, prompt: Prompt, args: argparse.Namespace) -> Request:
+    """Return a greedy request of exactly so many tokens, as load_sweep.py sends them."""
+    if session.tokenizer is None:
         raise SystemExit("the engine has no tokenizer")
-    ids = tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
-    return Request(str(prompt.index), ids, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+    ids = encode_prompt(prompt, session.tokenizer, raw=args.raw)
+    return Request(str(prompt.index), ids, SamplingParams(max_tokens=args.max_tokens, ignore_eos=True))
 
 
 def record(args: argparse.Namespace, prompts: Sequence[Prompt]) -> AcceptanceProfile:
     """Record acceptance on the prompts, greedy, through the chat template."""
     plain = argparse.Namespace(
         engine_dir=args.engine_dir, num_threads=args.num_threads, acceptance="rejection", temperature=0.0, top_k=0,
-        top_p=1.0, seed=None, stop=[], ignore_eos=True, raw=False, min_tokens=0, max_tokens=args.max_tokens,
+        top_p=1.0, seed=None, stop=[], ignore_eos=True, raw=args.raw, min_tokens=0, max_tokens=args.max_tokens,
     )  # fmt: skip
     bare = [replace(prompt, sampling={}) for prompt in prompts]
     return record_acceptance(plain, bare, args.engine_dir / "acceptance.json")

@@ -56,6 +56,7 @@ class Node:
         """Run at a share of the clock: what a pass takes beyond reading the weights is stretched."""
         self.clock = clock
         self.replica.stretch = 1 / clock
+        self.replica.timed = True
 
     def lose(self) -> list[SimRequest]:
         """Lose the GPU and every request with it; return them."""

@@ -52,7 +52,7 @@ class _Started:
         accepted: [R] drafts accepted of every decoding request.
         decision: what the controller decided, or None where nothing speculates.
         draft_us: microseconds of drafting, or None.
-        verify_us: microseconds of the target pass over decoding requests; None when prompts shared it.
+        verify_us: microseconds of the target pass over decoding requests, or None; both None where nobody compares.
     """
 
     chunks: tuple[PromptChunk[SimRequest], ...]
@@ -72,6 +72,12 @@ class Replica:
         speculator: the serving code's decisions for this policy, or None for plain decoding.
         seed: of the requests' places in the pool.
         number: its place in a cluster.
+
+    Attributes:
+        log: its rounds.
+        stretch: how much longer what a pass takes beyond reading the weights is than the table says.
+        timed: whether the controller is told what passes took; it makes a difference where they are stretched.
+        max_running: requests that may hold a slot.
     """
 
     def __init__(
@@ -88,6 +94,7 @@ class Replica:
         self.number = number
         self.log = RoundLog()
         self.stretch = 1.0
+        self.timed = False
         self.max_running = server.max_batch_size
         self._pool = pool
         self._speculator = speculator
@@ -169,21 +176,24 @@ class Replica:
         decision, accepted = None, _NOTHING
         if count:
             decision, accepted = self._decode(state, caps, plan.draft_budget, int(depth))
-        drafts = 0 if decision is None else int(decision.verify_len.sum())
+        drafts = 0 if decision is None else int(np.add.reduce(decision.verify_len))
         whole = decision is None or not decision.num_drafted or drafts == wanted
         num_drafted = 0 if decision is None else decision.num_drafted
         draft_us, verify_us, prefill_us = self._pass_us(count, drafts, num_drafted, depth, plan.chunks)
         verify_us += 0.0 if whole else self.server.ragged_us
         host_us = self.server.host_us + self.server.host_token_us * (count + drafts)
         micros = (draft_us or 0.0) + verify_us + prefill_us + host_us
-        alone = not (plan.chunks and self.server.shared_prefill)
-        self._round = _Started(plan.chunks, accepted, decision, draft_us, verify_us if alone else None)
+        # A pass that takes what the table says teaches nothing, one that prompts share cannot be compared.
+        told = self.timed and not (plan.chunks and self.server.shared_prefill)
+        self._round = _Started(
+            plan.chunks, accepted, decision, draft_us if self.timed else None, verify_us if told else None
+        )
         log = self.log
         log.start_s.append(now)
         log.duration_us.append(micros)
         log.num_requests.append(count)
         log.drafts.append(drafts)
-        log.accepted.append(int(accepted.sum()))
+        log.accepted.append(int(np.add.reduce(accepted)))
         log.drafted.append(num_drafted)
         log.waiting.append(self.num_waiting)
         log.first_tokens.append(sum([chunk.completes for chunk in plan.chunks]))
@@ -251,7 +261,7 @@ class Replica:
         if self._speculator is None or not self._decoding:
             return _NOTHING, 0
         caps = np.minimum(state[_REMAINING] - 1, self._speculator.draft_len)
-        return caps, int(caps.sum())
+        return caps, int(np.add.reduce(caps))
 
     def _pass_us(
         self, count: int, drafts: int, num_drafted: int, depth: float, chunks: tuple[PromptChunk[SimRequest], ...]

@@ -36,9 +36,10 @@ class LookupTable(CostTable):
         if not share:
             return low.copy()
         rise = self._kept_curve(row, upper, max_tokens)[: max_tokens + 1] - low
-        if share > 1:
-            rise = np.maximum(rise, 0)
-        return np.maximum.accumulate(low + np.float32(share) * rise)
+        if share <= 1:
+            # Between two curves that never fall.
+            return low + np.float32(share) * rise
+        return np.maximum.accumulate(low + np.float32(share) * np.maximum(rise, 0))
 
     def draft_time_us(self, num_requests: int, *, depth: int = 0) -> float:
         """See `CostTable`."""
