@@ -1,7 +1,7 @@
 """Load a running `trtllm-dspark serve` over HTTP with many streams that join, end and leave at random.
 
 Usage: load_serving.py --url 127.0.0.1:8000 --launcher_pid PID [--seconds 120] [--streams 64] [--cancel 0.1]
-    [--sampled 0.3] [--no_compare]
+    [--sampled 0.3] [--metrics_port 8002] [--no_compare]
 
 Afterwards every finished request is sent once more, alone, and must give the same text. `--sampled` draws seeds and a
 temperature for a part of the requests; for those the server must run with `--acceptance coupled`. Prints one JSON line:
@@ -15,9 +15,11 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import statistics
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,6 +133,14 @@ async def differences(address: tuple[str, int], texts: Sequence[tuple[Job, str]]
     return found
 
 
+def gauges(host: str, port: int) -> dict[str, float]:
+    """Return what runs and waits now."""
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10.0) as response:
+        text = response.read().decode()
+    found = re.findall(r"^dspark_requests_(running|waiting)\{.*\} (\S+)$", text, re.MULTILINE)
+    return {f"{name}_at_the_end": float(value) for name, value in found}
+
+
 def tree(pid: int) -> list[int]:
     """Return a process and all below it."""
     return [pid, *(below for child in children_of(pid) for below in tree(child))]
@@ -217,6 +227,7 @@ def main() -> int:
     parser.add_argument("--cancel", type=float, default=0.1)
     parser.add_argument("--max_tokens", type=int, default=400)
     parser.add_argument("--sampled", type=float, default=0.0)
+    parser.add_argument("--metrics_port", type=int, help="also report the slots in use and the queue at the end")
     parser.add_argument("--no_compare", action="store_true", help="do not send every request again")
     args = parser.parse_args()
     host, _, port = args.url.partition(":")
@@ -230,6 +241,9 @@ def main() -> int:
         found = asyncio.run(differences(address, load.texts))
         figures |= {"compared": len(load.texts), "different": len(found)}
         print("\n".join(found[:10]), file=sys.stderr)
+    if args.metrics_port is not None:
+        time.sleep(2.0)  # the gauges lag by half a second, a client that left by a round
+        figures |= gauges(host, args.metrics_port)
     print(json.dumps(figures))
     return 0
 
