@@ -69,7 +69,20 @@ def test_metrics_histograms_are_cumulative_and_end_at_the_count(server: Server) 
     assert float(found["+Inf"]) == total(server, "dspark_round_seconds_count")
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+# Of a GPU that is watched, a swap under way, traffic that is recorded; of rounds that adapt, with a calibration.
+SOMETIMES = (
+    "dspark_load_",
+    "dspark_limit_",
+    "dspark_swap_",
+    "dspark_collect_",
+    "dspark_speculation_",
+    "dspark_calibration_",
+    "dspark_trim_ratio",
+)
+ALWAYS = [family for family in FAMILIES if not family.name.startswith(SOMETIMES)]
+
+
+@pytest.mark.parametrize("family", ALWAYS, ids=lambda family: family.name)
 def test_metrics_declare_every_family(server: Server, family: object) -> None:
     text = server.get("/metrics", port=server.metrics_port)[1]
     name, kind = family.name, family.kind  # type: ignore[attr-defined]
@@ -82,3 +95,13 @@ def test_rejections_before_the_engine_are_counted(server: Server) -> None:
     before = server.metric("dspark_requests_rejected", reason="unknown_parameter")
     server.generate(text_input="a", max_tokens=1, temprature=2)
     wait_for(lambda: server.metric("dspark_requests_rejected", reason="unknown_parameter") == before + 1)
+
+
+def test_metrics_of_drafts_follow_the_rounds(server: Server) -> None:
+    before = server.metric("dspark_drafts_at_position", stage="verified", position="1") or 0
+    server.generate_text("abc", 60)
+    wait_for(lambda: (server.metric("dspark_drafts_at_position", stage="verified", position="1") or 0) > before)
+    text = server.get("/metrics", port=server.metrics_port)[1]
+    counted = dict(re.findall(r'^dspark_speculation_rounds\{[^}]*reason="(\w+)"[^}]*\} (\S+)$', text, re.MULTILINE))
+    assert set(counted) >= {"off", "idle", "load", "bypass", "probe", "speculate"}
+    assert sum(map(float, counted.values())) > 0

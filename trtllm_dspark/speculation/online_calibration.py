@@ -27,6 +27,8 @@ class OnlineConfig:
         every: rounds between two updates.
         sigmas: standard errors by which held-out blocks must be likelier for another calibration to take over.
         sigmas_in_error: the same while the one in force errs by `drift_off` or more: then less proof is asked.
+        small: error of the calibration in force under which only every `patience`-th update fits.
+        patience: see `small`.
         drift_on: error of the stored calibration from which the alarm is raised.
         drift_off: error under which it is cleared.
     """
@@ -37,6 +39,8 @@ class OnlineConfig:
     every: int = 64
     sigmas: float = 2.0
     sigmas_in_error: float = 1.0
+    small: float = 0.02
+    patience: int = 3
     drift_on: float = 0.08
     drift_off: float = 0.04
 
@@ -110,7 +114,8 @@ class OnlineCalibration:
             return
         recent = blocks.newest(self.config.recent)
         self._judge(recent)
-        if not self._rolled_back(blocks):
+        fits = self.status.error < self.config.small and self._updates % self.config.patience
+        if not self._rolled_back(blocks) and not fits:
             self._refit(blocks, recent)
 
     def _judge(self, recent: Blocks) -> None:
