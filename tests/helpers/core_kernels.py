@@ -121,9 +121,8 @@ class CoreKernels:
         if mode == "threshold" and confidence is not None:
             # No budget here: rounds of these tests never need one.
             assert caps.sum() <= limits[2]
-            own = self._array(p, "thresholds", rows, dtype=np.float32)
-            reached = np.cumprod(confidence, axis=1) >= own[:, None]
-            lengths = np.minimum(np.cumprod(reached, axis=1).sum(axis=1), caps)
+            own = self._array(p, "thresholds", rows, dtype=np.float32).tolist()
+            lengths = np.array([_alone(confidence[r : r + 1], caps[r : r + 1], t) for r, t in enumerate(own)], np.int64)
         positions = self._array(p, "positions", rows).astype(np.int64)
         packed = _core.pack_tokens(anchors, tokens, lengths, positions, pad_to=p["num_rows"])
         self._array(p, "verify_len", rows)[:] = lengths
@@ -187,3 +186,18 @@ class CoreKernels:
             self._array(p, "anchors", rows)[row] = out[row, emitted[row] - 1]
             self._array(p, "positions", rows)[row] += emitted[row]
             self._array(p, "remaining", rows)[row] -= emitted[row]
+
+
+def _alone(confidence: np.ndarray, caps: np.ndarray, threshold: float) -> int:
+    """Verify length of one request under its own threshold."""
+    if threshold > 1:
+        return 0
+    schedule = _core.schedule_prefixes(
+        "threshold",
+        num_requests=1,
+        max_draft_len=confidence.shape[1],
+        confidence=np.ascontiguousarray(confidence),
+        caps=caps,
+        threshold=threshold,
+    )
+    return int(schedule.verify_len[0])

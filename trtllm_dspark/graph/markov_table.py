@@ -20,11 +20,21 @@ def markov_table(embeddings: FloatArray, weight: FloatArray) -> FloatArray:
     """
     lanes = np.zeros((len(embeddings), _LANES), np.float32)
     for column in range(embeddings.shape[1]):
-        # The product of two float32 is exact in float64.
-        product = embeddings[:, column].astype(np.float64) * float(weight[column])
-        lanes[:, column % _LANES] = (product + lanes[:, column % _LANES]).astype(np.float32)
+        lanes[:, column % _LANES] = _fma32(embeddings[:, column], np.float32(weight[column]), lanes[:, column % _LANES])
     width = _LANES // 2
     while width:
         lanes[:, :width] += lanes[:, width : 2 * width]
         width //= 2
     return np.ascontiguousarray(lanes[:, 0])
+
+
+def _fma32(a: FloatArray, b: np.float32, c: FloatArray) -> FloatArray:
+    """Return a * b + c rounded once: exact product in float64, sum rounded to odd (docs/core_numerics.md)."""
+    product = a.astype(np.float64) * np.float64(b)
+    total = product + c
+    back = total - product
+    error = (product - (total - back)) + (c - back)
+    even = (total.view(np.int64) & 1) == 0
+    towards = np.where(error > 0, np.inf, -np.inf)
+    odd = np.where((error != 0) & even, np.nextafter(total, towards), total)
+    return odd.astype(np.float32)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from trtllm_dspark.checkpoint.config import DrafterConfig
 from trtllm_dspark.engine.tensorrt._memory import Layout, upload
 from trtllm_dspark.engine.tensorrt.device import Device
+from trtllm_dspark.graph.markov_table import markov_table
 from trtllm_dspark.plugins import ELEMENT_TYPES
 
 _KINDS = {"none": 0, "vanilla": 1, "gated": 2, "rnn": 3}
-_LANES = 16
 
 
 class DeviceHeads:
@@ -90,41 +90,10 @@ def _arrays(config: DrafterConfig, tensors: Mapping[str, NDArray[Any]], vocab: i
         weight = tensors["confidence.weight"]
         arrays["hidden_weight"] = np.ascontiguousarray(weight[:size])
         if config.confidence_with_markov:
-            arrays["markov_table"] = markov_table(arrays["w1"], arrays.get("w1_scale"), weight[size:])
+            embeddings = arrays["w1"].astype(np.float32)
+            if "w1_scale" in arrays:
+                embeddings *= arrays["w1_scale"][:, None]
+            arrays["markov_table"] = markov_table(embeddings, weight[size:])
         if "confidence.bias" in tensors:
             arrays["confidence_bias"] = tensors["confidence.bias"]
     return arrays
-
-
-def markov_table(w1: NDArray[Any], scale: NDArray[Any] | None, weight: NDArray[Any]) -> NDArray[np.float32]:
-    """Return the Markov half of the confidence of every previous token, with the bits the core gives it.
-
-    Args:
-        w1: [V, r] float32 or int8.
-        scale: [V] float32 of an int8 `w1`.
-        weight: [r] float32.
-
-    Returns:
-        [V] float32: the sum of products in the core's order, 16 lanes and a tree (docs/core_numerics.md).
-    """
-    lanes = np.zeros((len(w1), _LANES), np.float32)
-    for column in range(w1.shape[1]):
-        element = w1[:, column].astype(np.float32)
-        if scale is not None:
-            element = element * scale
-        lanes[:, column % _LANES] = _fma32(element, np.float32(weight[column]), lanes[:, column % _LANES])
-    for width in (8, 4, 2, 1):
-        lanes[:, :width] = lanes[:, :width] + lanes[:, width : 2 * width]
-    return np.ascontiguousarray(lanes[:, 0])
-
-
-def _fma32(a: NDArray[np.float32], b: np.float32, c: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return a * b + c rounded once: exact product in float64, sum rounded to odd (docs/core_numerics.md)."""
-    product = a.astype(np.float64) * np.float64(b)
-    total = product + c
-    back = total - product
-    error = (product - (total - back)) + (c - back)
-    even = (total.view(np.int64) & 1) == 0
-    towards = np.where(error > 0, np.inf, -np.inf)
-    odd = np.where((error != 0) & even, np.nextafter(total, towards), total)
-    return odd.astype(np.float32)

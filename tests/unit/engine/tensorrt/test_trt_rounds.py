@@ -247,8 +247,8 @@ def test_moved_slot_keeps_its_caches_and_state(toy_weights: Written, opened: Ope
         )
 
 
-def _fields(rows: PromptRows) -> dict[str, Any]:
-    return {name: getattr(rows, name) for name in PromptRows.__dataclass_fields__}
+def _fields(rows: PromptRows | RowSampling) -> dict[str, Any]:
+    return {name: getattr(rows, name) for name in type(rows).__dataclass_fields__}
 
 
 def test_cost_table_is_measured_in_rounds_of_the_device(random_weights: Written, opened: Opened) -> None:
@@ -275,3 +275,25 @@ def test_rounds_are_not_timed_under_a_running_one(toy_weights: Written, opened: 
     with pytest.raises(RuntimeError, match="on an idle engine only"):
         engine.pass_timer.draft_us(1, 4)
     engine.collect_round(ticket)
+
+
+def test_kernel_sources_and_core_give_the_same_round(random_weights: Written, opened: Opened) -> None:
+    """Confidences, lengths and tokens have the same bits whether the CUDA sources or the core decide them."""
+    count = 3
+    schedule = DeviceSchedule("threshold", 5, np.array([0.0, 0.3, 1.5], np.float32), 0, 15, bias=np.ones(5, np.float32))
+    sampled = RowSampling(**{**_fields(sampling(count)), "temperature": np.array([0.0, 1.0, 0.7], np.float32)})
+    batches = [
+        prompts(count),
+        RoundBatch(DecodeRows(np.array([5, 3, 5]), sampled, schedule), None, "rejection"),
+        RoundBatch(DecodeRows(np.array([5, 3, 5]), sampled, schedule), None, "rejection"),
+    ]
+    results = [run(opened(random_weights, kernels=kernels)[0], batches) for kernels in ("sources", "core")]
+    for one, other in zip(*results, strict=True):
+        for rows, expected in ((one.decode, other.decode), (one.prompts, other.prompts)):
+            if expected is not None:
+                for name in ("tokens", "emitted_len", "status"):
+                    np.testing.assert_array_equal(getattr(rows, name), getattr(expected, name), err_msg=name)
+        for name in ("verify_len", "draft_failed", "confidence"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+    assert results[0][1].verify_len.tolist()[2] == 0, "a threshold above 1 admits nothing"
+    assert results[0][1].verify_len.tolist()[0] > 0
