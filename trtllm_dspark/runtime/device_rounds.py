@@ -94,7 +94,7 @@ class DeviceRounds:
         """
         if params.logprobs:
             raise RequestError(
-                "log-probabilities need rounds one at a time; serve with --rounds_in_flight 1", code="no_logprobs"
+                "log-probabilities need rounds one at a time; serve without --kernel_library", code="no_logprobs"
             )
         if num_banned > self._engine.max_banned:
             raise RequestError(
