@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num_threads", type=int, default=2, metavar="N", help="CPU threads of a pass; a table counts for this number"
     )
+    parser.add_argument(
+        "--kernel_library", type=Path, metavar="F.so", help="TensorRT engines: times whole rounds on the GPU, as served"
+    )
     parser.add_argument("--quick", action="store_true", help="one context depth and fewer lengths")
     parser.add_argument(
         "--plot", type=Path, metavar="F.png", help="also draw the times; .svg, or .png with the extra 'plot'"
@@ -37,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         check_plot(args.plot)
     directory = open_engine_dir(args.engine_dir)
-    stored = measure_and_store(directory, num_threads=args.num_threads, quick=args.quick)
+    stored = measure_and_store(
+        directory, num_threads=args.num_threads, quick=args.quick, kernel_library=args.kernel_library
+    )
     rows = [("cost table", str(directory.path / "cost_table.json"))]
     clock = "" if stored.sm_clock_mhz is None else f", SM clock {stored.sm_clock_mhz} MHz"
     rows.append(("device", f"{stored.device}, {stored.num_threads} threads{clock}"))
@@ -47,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure_and_store(directory: EngineDirectory, *, num_threads: int, quick: bool) -> StoredCostTable:
+def measure_and_store(
+    directory: EngineDirectory, *, num_threads: int, quick: bool, kernel_library: Path | None = None
+) -> StoredCostTable:
     """Measure an engine of its own and write `cost_table.json`.
 
     Raises:
@@ -55,7 +62,7 @@ def measure_and_store(directory: EngineDirectory, *, num_threads: int, quick: bo
         DeviceError: the file cannot be written.
     """
     manifest = directory.manifest
-    engine = load_engine(directory.path, num_threads=num_threads, verify_hashes=False)
+    engine = load_engine(directory.path, num_threads=num_threads, verify_hashes=False, kernel_library=kernel_library)
     try:
         table = _measure(engine, quick=quick)
         # Right behind the passes: an idle GPU lowers its clock within moments.
