@@ -1,34 +1,31 @@
-"""What a simulated device's load means for speculation and admission."""
+"""A simulated device's load in the place of the thread that samples a real one."""
 
 from __future__ import annotations
 
-from trtllm_dspark.load import LoadState
-from trtllm_dspark.speculation.controller import LoadLimits
+from typing import cast
+
+from trtllm_dspark.load import LoadMonitor, LoadState
+from trtllm_dspark.runtime.load_control import LoadControl
+from trtllm_dspark.simulate.server import Server
 
 
-class SimulatedLoad:
-    """The load of one replica's device, as the serving code is told of it.
-
-    Args:
-        max_batch_size: slots of the replica.
-        max_verify_tokens: drafts of a round when all slots draft.
+class SimulatedMonitor:
+    """Decisions of a load policy on simulated readings.
 
     Attributes:
-        state: set at every reading of the device.
+        now: decisions in force; set at every reading of the device.
     """
 
-    def __init__(self, *, max_batch_size: int, max_verify_tokens: int) -> None:
-        self.state = LoadState()
-        self._max_batch_size = max_batch_size
-        self._max_verify_tokens = max_verify_tokens
+    def __init__(self) -> None:
+        self.now = LoadState()
 
-    def limits(self) -> LoadLimits:
-        """Return the limits of the coming round."""
-        state = self.state
-        return LoadLimits(
-            cost_scale=state.compute_scale,
-            verify_budget=state.verify_budget(self._max_verify_tokens) if state.budget_scale < 1 else None,
-            max_requests=state.max_requests(self._max_batch_size),
-            admit=not state.admission_closed,
-            reason=", ".join(state.reasons),
-        )
+    def state(self) -> LoadState:
+        """See `LoadMonitor`."""
+        return self.now
+
+
+def load_control(monitor: SimulatedMonitor, server: Server, max_draft_len: int) -> LoadControl:
+    """Return the serving code's load limits over a simulated monitor, of which it reads the state alone."""
+    requests = server.max_batch_size
+    drafts = min(requests * max_draft_len, server.max_num_tokens - requests)
+    return LoadControl(cast(LoadMonitor, monitor), max_requests=requests, max_drafts=drafts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trtllm_dspark.load import LoadPolicy, LoadState, Sample
-from trtllm_dspark.simulate.load_source import SimulatedLoad
+from trtllm_dspark.simulate.load_source import SimulatedMonitor
 from trtllm_dspark.simulate.replica import Replica, SimRequest
 
 MAX_CLOCK_MHZ = 1980
@@ -16,7 +16,7 @@ class Node:
 
     Args:
         replica: the server.
-        load: what its speculation is told of the device; None = nothing.
+        monitor: where its speculation reads the load of the device; None = nowhere.
         policy: turns readings of the device into decisions; None = the server does not look at its device.
 
     Attributes:
@@ -30,7 +30,9 @@ class Node:
         state: decisions in force.
     """
 
-    def __init__(self, replica: Replica, load: SimulatedLoad | None = None, policy: LoadPolicy | None = None) -> None:
+    def __init__(
+        self, replica: Replica, monitor: SimulatedMonitor | None = None, policy: LoadPolicy | None = None
+    ) -> None:
         self.replica = replica
         self.clock = 1.0
         self.lost = False
@@ -39,7 +41,7 @@ class Node:
         self.starting = self.draining = False
         self.tries: dict[int, int] = {}
         self.state = LoadState()
-        self._load = load
+        self._monitor = monitor
         self._policy = policy
 
     @property
@@ -69,9 +71,8 @@ class Node:
         if self._policy is None:
             return
         self.state = self._policy.update(self._reading(now))
-        self.replica.max_running = self.state.max_requests(self.replica.server.max_batch_size)
-        if self._load is not None:
-            self._load.state = self.state
+        if self._monitor is not None:
+            self._monitor.now = self.state
 
     def _reading(self, now: float) -> Sample:
         if self.lost:

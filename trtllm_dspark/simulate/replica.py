@@ -77,7 +77,6 @@ class Replica:
         log: its rounds.
         stretch: how much longer what a pass takes beyond reading the weights is than the table says.
         timed: whether the controller is told what passes took; it makes a difference where they are stretched.
-        max_running: requests that may hold a slot.
     """
 
     def __init__(
@@ -95,7 +94,6 @@ class Replica:
         self.log = RoundLog()
         self.stretch = 1.0
         self.timed = False
-        self.max_running = server.max_batch_size
         self._pool = pool
         self._speculator = speculator
         self._generator = np.random.default_rng([seed, number, 11])
@@ -246,7 +244,7 @@ class Replica:
 
     def _admit(self) -> None:
         """Hand waiting requests to the batcher while the server has a slot for them, as the engine loop does."""
-        most = self.max_running
+        most = self.server.max_batch_size
         if self._speculator is not None:
             limits = self._speculator.controller.limits()
             most = min(most, most if limits.max_requests is None else limits.max_requests) if limits.admit else 0

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.load import LoadPolicy
 from trtllm_dspark.simulate.acceptance import AcceptanceProfile
 from trtllm_dspark.simulate.cluster import Cluster, ClusterResult
 from trtllm_dspark.simulate.faults import Fault
-from trtllm_dspark.simulate.load_source import SimulatedLoad
+from trtllm_dspark.simulate.load_source import SimulatedMonitor, load_control
 from trtllm_dspark.simulate.node import Node
 from trtllm_dspark.simulate.pool import BlockPool
 from trtllm_dspark.simulate.records import RequestRecord, Summary, summarise
@@ -23,7 +22,7 @@ from trtllm_dspark.simulate.scaling import Autoscaler
 from trtllm_dspark.simulate.server import Policy, Server
 from trtllm_dspark.simulate.speculator import Speculator
 from trtllm_dspark.simulate.traffic import Traffic
-from trtllm_dspark.speculation.controller import SpeculationController
+from trtllm_dspark.speculation.controller import FixedCalibrator, SpeculationController
 
 STEADY_FROM = 0.2
 """Share of the time until the last arrival that counts as warming up."""
@@ -124,19 +123,17 @@ class Simulator:
     def _node(self, policy: Policy, number: int) -> Node:
         scenario, server = self.scenario, self.scenario.server
         pool, profile, gamma = self._drafter(policy)
-        load = SimulatedLoad(
-            max_batch_size=server.max_batch_size, max_verify_tokens=server.max_batch_size * max(1, gamma)
-        )
+        monitor = SimulatedMonitor()
         controller = SpeculationController(
             policy.speculation,
             max_draft_len=gamma,
             cost_table=server.table_of(policy),
-            calibrator=None if profile.calibration is None else FixedCalibration(profile),
-            load=load,
+            calibrator=None if profile.calibration is None else FixedCalibrator(profile.calibration),
+            load=load_control(monitor, server, gamma),
         )
         speculator = Speculator(controller, pool, full_below=policy.full_below)
         replica = Replica(server, policy, pool, speculator, seed=scenario.seed, number=number)
-        return Node(replica, load, LoadPolicy() if scenario.nvml else None)
+        return Node(replica, monitor, LoadPolicy() if scenario.nvml else None)
 
     def _drafter(self, policy: Policy) -> tuple[BlockPool, AcceptanceProfile, int]:
         """Return blocks, profile and gamma of a policy's drafter."""
@@ -152,22 +149,6 @@ class Simulator:
             cut = profile.cut(gamma)
             self._pools[name] = BlockPool({domain: cut.blocks(domain, seed=scenario.seed) for domain in cut.domains})
         return self._pools[name], profile, gamma
-
-
-class FixedCalibration:
-    """The calibration of a profile, as a server applies the one in its engine directory."""
-
-    def __init__(self, profile: AcceptanceProfile) -> None:
-        assert profile.calibration is not None
-        self._arrays = profile.calibration.arrays(profile.draft_len)
-
-    def arrays(self, num_positions: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return temperatures and biases of the first positions."""
-        temperature, bias = self._arrays
-        return temperature[:num_positions], bias[:num_positions]
-
-    def observe(self, confidence: object, verify_len: object, accepted: object) -> None:
-        """Learn nothing."""
 
 
 def _steady(result: ClusterResult) -> Summary:
