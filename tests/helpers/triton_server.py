@@ -54,7 +54,7 @@ class Server:
     def grpc_url(self) -> str:
         return f"127.0.0.1:{self.grpc_port}"
 
-    def start(self, *, timeout_s: float = 60.0) -> Server:
+    def start(self, *, timeout_s: float = 180.0) -> Server:
         command = [
             sys.executable, "-m", "trtllm_dspark.cli.main", "serve", f"--engine_dir={self.engine_dir}",
             f"--http_port={self.http_port}", f"--grpc_port={self.grpc_port}", f"--metrics_port={self.metrics_port}",
@@ -128,7 +128,7 @@ class Server:
         except (OSError, http.client.HTTPException):
             return 0
 
-    def wait_ready(self, *, timeout_s: float = 30.0) -> None:
+    def wait_ready(self, *, timeout_s: float = 90.0) -> None:
         deadline = time.monotonic() + timeout_s
         while self.ready() != 200:
             assert time.monotonic() < deadline, self.log
@@ -183,7 +183,7 @@ def error_code(answer: dict[str, Any]) -> str:
     return match[1] if match else f"no code in {answer}"
 
 
-def wait_for(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     """Wait until a condition holds; fail when it never does."""
     deadline = time.monotonic() + timeout_s
     while not condition():
