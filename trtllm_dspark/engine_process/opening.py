@@ -14,6 +14,7 @@ from trtllm_dspark.errors import EngineMismatch
 from trtllm_dspark.runtime.load_control import LoadControl
 from trtllm_dspark.runtime.session import Session
 from trtllm_dspark.speculation.config import SpeculationConfig
+from trtllm_dspark.speculation.cost_table_file import read_cost_table
 from trtllm_dspark.traffic.recorder import TrafficRecorder
 
 _TEXT_FILES = ("tokenizer.json", "chat_template.jinja", "generation_config.json")
@@ -91,10 +92,14 @@ def open_load_control(
     Raises:
         EngineError: the directory cannot be used.
     """
-    manifest = open_engine_dir(engine_dir, verify_hashes=False).manifest
+    directory = open_engine_dir(engine_dir, verify_hashes=False)
+    manifest = directory.manifest
     if wanted == "off" or (wanted == "auto" and manifest.backend == "onnxruntime"):
         return None
-    return LoadControl.for_engine(manifest.limits, device=device)
+    # Clocks are judged against those the passes were timed at.
+    stored = read_cost_table(directory)
+    clock = None if stored is None else stored.sm_clock_mhz
+    return LoadControl.for_engine(manifest.limits, device=device, reference_sm_clock_mhz=clock)
 
 
 def open_candidate(serving_dir: str, engine_dir: str, options: SessionOptions) -> Lane:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
+from trtllm_dspark.engine_dir import EngineDirectory, open_engine_dir
+from trtllm_dspark.engine_process import opening
 from trtllm_dspark.engine_process.__main__ import parse_arguments
 from trtllm_dspark.engine_process.opening import SessionOptions, make_lane, open_load_control, open_session
-from trtllm_dspark.speculation import Calibration
+from trtllm_dspark.load import Sample
+from trtllm_dspark.speculation import Calibration, CostTable
+from trtllm_dspark.speculation.cost_table_file import StoredCostTable
 from trtllm_dspark.speculation.online_calibration import OnlineCalibration
 
 
@@ -21,27 +26,37 @@ def test_cpu_engine_is_watched_only_when_asked(
     assert (control is not None) is watched
 
 
-def test_gpu_engine_is_watched_unless_told_not_to(toy_engine_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import trtllm_dspark.engine_process.opening as opening
+@pytest.fixture
+def on_gpu(toy_engine_dir: Path, monkeypatch: pytest.MonkeyPatch) -> EngineDirectory:
+    """Let the toy engine pass for one whose passes run on a GPU."""
+    found = open_engine_dir(toy_engine_dir, verify_hashes=False)
+    directory = replace(found, manifest=replace(found.manifest, backend="tensorrt"))
+    monkeypatch.setattr(opening, "open_engine_dir", lambda *args, **kwargs: directory)
+    return directory
 
-    class OnGpu:
-        backend = "tensorrt"
 
-        def __init__(self, limits: Any) -> None:
-            self.limits = limits
-
-    class Directory:
-        manifest: OnGpu
-
-    limits = opening.open_engine_dir(toy_engine_dir, verify_hashes=False).manifest.limits
-    Directory.manifest = OnGpu(limits)
-    monkeypatch.setattr(opening, "open_engine_dir", lambda *args, **kwargs: Directory)
-    control = open_load_control(toy_engine_dir, "auto", "GPU-1")
+def test_gpu_engine_is_watched_unless_told_not_to(on_gpu: EngineDirectory) -> None:
+    limits = on_gpu.manifest.limits
+    control = open_load_control(on_gpu.path, "auto", "GPU-1")
     assert control is not None
     assert control.max_drafts == min(
         limits.max_batch_size * limits.max_draft_len, limits.max_num_tokens - limits.max_batch_size
     )
-    assert open_load_control(toy_engine_dir, "off", 0) is None
+    assert open_load_control(on_gpu.path, "off", 0) is None
+
+
+@pytest.mark.parametrize(("clock", "scale"), [(1500, 1.5), (None, 1.98)])
+def test_clocks_are_judged_against_those_of_the_cost_table(
+    on_gpu: EngineDirectory, monkeypatch: pytest.MonkeyPatch, clock: int | None, scale: float
+) -> None:
+    stored = None if clock is None else StoredCostTable(CostTable({}, {}), "GPU", 1, sm_clock_mhz=clock)
+    monkeypatch.setattr(opening, "read_cost_table", lambda directory: stored)
+    control = open_load_control(on_gpu.path, "auto", 0)
+    assert control is not None
+    throttled = Sample(0.0, sm_clock_mhz=1000, sm_clock_max_mhz=1980, throttle_reasons=0x20, sm_utilization=0.9)
+    for index in range(20):
+        control.monitor._policy.update(replace(throttled, time_s=index / 5))
+    assert control.monitor._policy._state.compute_scale == pytest.approx(scale)
 
 
 @pytest.mark.parametrize(
