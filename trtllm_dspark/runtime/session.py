@@ -96,9 +96,16 @@ class Session:
         timer = PassTimer(self.stats, clock)
         make = drafter or (BlockProposer if engine.limits.has_drafter else None)
         proposer = None if make is None or config.mode == "off" else make(engine, acceptance, timer)
-        self._controller = make_controller(engine, proposer, config, cost_table, calibrator=calibrator, load=load)
+        try:
+            self._controller = make_controller(engine, proposer, config, cost_table, calibrator=calibrator, load=load)
+        except BaseException:
+            if proposer is not None:
+                proposer.close()
+            raise
         # What never drafts keeps nothing up.
         self._proposer = proposer if self._controller.draft_len else None
+        if proposer is not None and self._proposer is None:
+            proposer.close()
         if self._proposer is not None:
             self.stats.set_draft_len(self._proposer.draft_len)
         if listener is not None:
@@ -116,6 +123,7 @@ class Session:
         self._tokenizer = tokenizer
         self._draft_len = self._controller.draft_len
         learns = load is not None or not (calibrator is None or isinstance(calibrator, FixedCalibrator))
+        learns |= self._proposer is not None and self._proposer.learns_across_requests
         self._keys = StreamKeys(config, acceptance, engine.limits, draft_len=self._draft_len, learns=learns)
         self._eos_token_ids = tuple(eos_token_ids)
         for token in self._eos_token_ids:

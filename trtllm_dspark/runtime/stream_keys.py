@@ -39,7 +39,9 @@ class StreamKeys:
         # Drafts get at least half of what the anchors leave of a round: see Batcher.plan.
         room = (limits.max_num_tokens - limits.max_batch_size) // 2
         budget_binds = limits.max_batch_size * draft_len > room
-        self._distinct = acceptance == "rejection" and (speculation.compares_requests or budget_binds or learns)
+        others_decide = speculation.compares_requests or budget_binds or learns
+        # Where nothing is ever verified, whatever the mode asked for, nobody's noise is known to anybody.
+        self._distinct = draft_len > 0 and acceptance == "rejection" and others_decide
         self._serial = 0
 
     def key(self, seed: int | None) -> int:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.fake_engine import FakeEngine, collect_outputs, greedy, token_ids
 from helpers.virtual_engine import VirtualEngine
 
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.runtime import Request, SamplingParams, Session
+from trtllm_dspark.runtime.proposers.block import MOST_PENDING, BlockProposer
+from trtllm_dspark.runtime.stats import SessionStats
+from trtllm_dspark.runtime.timing import PassTimer
 from trtllm_dspark.speculation import CostTable, LoadLimits
 from trtllm_dspark.speculation.cost_table import DraftShape, VerifyShape
 
@@ -188,3 +193,25 @@ def test_virtual_session_times_are_predicted() -> None:
     state = session.controller.state
     assert state.predicted_us == pytest.approx(state.measured_us, rel=0.1)
     assert state.correction.base == pytest.approx(1.0, abs=0.05)
+
+
+def test_features_that_wait_in_a_bypass_are_bounded_and_hold_no_pass() -> None:
+    absorbed: list[int] = []
+    engine = SimpleNamespace(
+        limits=SimpleNamespace(max_num_tokens=4096), absorb=lambda batch: absorbed.append(len(batch.features))
+    )
+    proposer = BlockProposer(engine, "rejection", PassTimer(SessionStats(4)))  # type: ignore[arg-type]
+    requests: Any = [SimpleNamespace(features=[], num_pending=0, num_context=0, slot=slot) for slot in range(2)]
+    most = 0
+    for _ in range(400):
+        whole = np.zeros((4, 2), np.float32)
+        for row, request in enumerate(requests):
+            request.features.append(whole[2 * row : 2 * row + 2])
+            request.num_pending += 2
+        proposer.catch_up(requests, lazy=True)
+        for request in requests:
+            assert all(part.base is None for part in request.features)
+            request.num_pending = sum(map(len, request.features))
+        most = max(most, sum(request.num_pending for request in requests))
+    assert MOST_PENDING - 8 < most < MOST_PENDING
+    assert sum(absorbed) + sum(request.num_pending for request in requests) == 1600

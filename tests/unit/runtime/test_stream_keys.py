@@ -106,3 +106,9 @@ def test_session_equal_seeds_of_a_batch_draw_different_tokens_where_requests_are
     assert first != second
     first, second = texts("coupled")
     assert first == second
+
+
+def test_key_where_nothing_is_verified_is_the_seed() -> None:
+    limits = dataclasses.replace(FakeEngine().limits, max_batch_size=4, max_num_tokens=16)
+    stream = StreamKeys(SpeculationConfig("adaptive"), "rejection", limits, draft_len=0, learns=True)
+    assert [stream.key(5), stream.key(5)] == [5, 5]

@@ -63,6 +63,11 @@ class Proposer(Protocol):
         ...
 
     @property
+    def learns_across_requests(self) -> bool:
+        """Whether outcomes of one request move the confidences of another (see `StreamKeys`)."""
+        ...
+
+    @property
     def needs_features(self) -> bool:
         """Whether it reads the target's features of committed tokens (`ActiveRequest.features`)."""
         ...

@@ -17,6 +17,8 @@ from trtllm_dspark.runtime.timing import PassTimer
 from trtllm_dspark.speculation.controller import RoundPlan
 from trtllm_dspark.speculation.cost_table import CostTable
 
+MOST_PENDING = 512
+"""Tokens whose features wait at once; five layers of 4,096 make 80 KB of one."""
 Scalar = TypeVar("Scalar", np.int64, np.float32)
 
 
@@ -46,6 +48,11 @@ class BlockProposer:
         return bool(self._engine.heads.has_confidence)
 
     @property
+    def learns_across_requests(self) -> bool:
+        """A confidence reads its own request only."""
+        return False
+
+    @property
     def needs_features(self) -> bool:
         """Its context is made of them."""
         return True
@@ -68,15 +75,27 @@ class BlockProposer:
             self._absorb_pending(requests, [True] * len(requests))
 
     def catch_up(self, requests: list[ActiveRequest], *, lazy: bool) -> None:
-        """Absorb what plain rounds leave behind, if lazy once a request has a whole pass of it.
+        """Absorb what plain rounds leave behind, if lazy once a good deal has gathered.
 
         Nothing reads the context meanwhile, one pass over many tokens costs less than many over one, and a request
-        that ends before anything is drafted for it is never charged.
+        that ends before anything is drafted for it is never charged. What waits lies in the host's memory, so all
+        requests together keep no more than `MOST_PENDING` tokens waiting.
         """
         limit = self._engine.limits.max_num_tokens if lazy else 1
-        overdue = [request.num_pending >= limit for request in requests]
+        pending = [request.num_pending for request in requests]
+        if lazy and sum(pending) < MOST_PENDING:
+            overdue = [count >= limit for count in pending]
+            self._own_features(requests)
+        else:
+            overdue = [count > 0 for count in pending]
         if any(overdue):
             self._absorb_pending(requests, overdue)
+
+    def _own_features(self, requests: list[ActiveRequest]) -> None:
+        """Let go of the pass a request's newest features are a view of: it holds every mate's rows too."""
+        for request in requests:
+            if request.features and request.features[-1].base is not None:
+                request.features[-1] = request.features[-1].copy()
 
     def propose(
         self, requests: list[ActiveRequest], plan: RoundPlan, *, num_steps: int, with_confidence: bool, lazy: bool

@@ -83,6 +83,11 @@ class DraftModelProposer:
         return True
 
     @property
+    def learns_across_requests(self) -> bool:
+        """A confidence reads its own request only."""
+        return False
+
+    @property
     def needs_features(self) -> bool:
         """It reads tokens only."""
         return False

@@ -64,6 +64,11 @@ class NgramProposer:
         return True
 
     @property
+    def learns_across_requests(self) -> bool:
+        """Outcomes of all requests teach what a match is worth."""
+        return True
+
+    @property
     def needs_features(self) -> bool:
         """It reads tokens only."""
         return False

@@ -14,6 +14,7 @@ from helpers.fake_engine import VOCAB, FakeEngine, collect_outputs, greedy, toke
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.runtime import Request, SamplingParams, Session
 from trtllm_dspark.runtime.proposers import DraftModelProposer, NgramProposer
+from trtllm_dspark.speculation.cost_table import CostTable, DraftShape, VerifyShape
 
 MODES = ["fixed", "fixed:2", "threshold:0.3", "stale_topk:3", "adaptive"]
 Make = Callable[..., Any]
@@ -182,3 +183,27 @@ def test_sampled_output_follows_the_target_with_certain_drafts() -> None:
     expected = counts.sum() * weights / weights.sum()
     # 0.999 quantile of two degrees of freedom.
     assert ((counts - expected) ** 2 / expected).sum() < 13.8
+
+
+def test_draft_model_that_is_not_used_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = CostTable({VerifyShape(1, tokens, tokens, 0): 100.0 for tokens in (1, 4)}, {DraftShape(1, 0): 10.0})
+    draft_engine = plain_engine()
+    session = Session(plain_engine(), None, speculation="adaptive", drafter=draft_model(draft_engine), cost_table=flat)
+    session.add(Request("a", prompt(1, 3), SamplingParams(max_tokens=5)))
+    assert token_ids(collect_outputs(session)["a"]) == greedy(prompt(1, 3), 5)
+    assert session.stats.acceptance.drafted == 0
+    assert draft_engine.passes == ["close"]
+    refused = plain_engine()
+    with pytest.raises(ConfigError, match="asks for 9 drafts"):
+        Session(plain_engine(), None, speculation="fixed:9", drafter=draft_model(refused))
+    assert refused.passes == ["close"]
+
+
+@pytest.mark.parametrize(("drafter", "distinct"), [(ngram, True), (draft_model, False)])
+def test_equal_seeds_are_told_apart_where_outcomes_of_others_decide(drafter: Make, distinct: bool) -> None:
+    engine = plain_engine(max_num_tokens=200)
+    session = Session(engine, None, speculation="threshold:0.5", drafter=drafter(max_draft_len=2))
+    for name in "ab":
+        session.add(Request(name, prompt(1, 3), SamplingParams(max_tokens=5, temperature=1.0, seed=7)))
+    first, second = (session._requests[name].seed for name in "ab")
+    assert (first != second) == distinct
