@@ -123,7 +123,7 @@ def make_policies(args: argparse.Namespace) -> list[Policy]:
     engine = load_engine(args.engine_dir, num_threads=args.num_threads, verify_hashes=False)
     directory = open_engine_dir(args.engine_dir, verify_hashes=False)
     tokenizer, calibration = Tokenizer.open(directory), load_calibration(directory)
-    table = load_cost_table(directory, num_threads=args.num_threads)
+    table = load_cost_table(directory, engine, num_threads=args.num_threads)
     if table is None:
         logger.warning("no cost table of this machine: measuring one now; trtllm-dspark profile measures more")
         table = measure_cost_table(engine)

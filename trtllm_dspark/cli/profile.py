@@ -18,6 +18,7 @@ from trtllm_dspark.load.nvml_reader import NvmlReader
 from trtllm_dspark.speculation import CostTable, measure_cost_table
 from trtllm_dspark.speculation.cost_table import check_cost_table, make_monotone
 from trtllm_dspark.speculation.cost_table_file import StoredCostTable, write_cost_table
+from trtllm_dspark.speculation.measure import device_timer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     rows = [("cost table", str(directory.path / "cost_table.json"))]
     clock = "" if stored.sm_clock_mhz is None else f", SM clock {stored.sm_clock_mhz} MHz"
     rows.append(("device", f"{stored.device}, {stored.num_threads} threads{clock}"))
+    rows.append(("timed", "whole rounds on the device" if stored.device_rounds else "pass by pass"))
     print_table([*rows, *_rows(stored.table)])
     if args.plot is not None:
         write_plot(args.plot, stored.table)
@@ -65,13 +67,14 @@ def measure_and_store(
     engine = load_engine(directory.path, num_threads=num_threads, verify_hashes=False, kernel_library=kernel_library)
     try:
         table = _measure(engine, quick=quick)
+        device_rounds = device_timer(engine) is not None
         # Right behind the passes: an idle GPU lowers its clock within moments.
         clock = None if manifest.backend == "onnxruntime" else _sm_clock()
     finally:
         engine.close()
     check_cost_table(table)
     device = device_name(manifest.backend, manifest.gpu_architectures)
-    stored = StoredCostTable(make_monotone(table), device, num_threads, sm_clock_mhz=clock)
+    stored = StoredCostTable(make_monotone(table), device, num_threads, sm_clock_mhz=clock, device_rounds=device_rounds)
     write_cost_table(directory, stored)
     return stored
 

@@ -21,6 +21,7 @@ from trtllm_dspark.speculation import (
 from trtllm_dspark.speculation.calibration_file import CALIBRATION_FILE, read_calibration
 from trtllm_dspark.speculation.cost_table import check_cost_table, make_monotone
 from trtllm_dspark.speculation.cost_table_file import COST_TABLE_FILE, read_cost_table
+from trtllm_dspark.speculation.measure import device_timer
 from trtllm_dspark.speculation.online_calibration import OnlineCalibration
 
 logger = logging.getLogger(__name__)
@@ -82,8 +83,13 @@ def _missing(proposer: Proposer | None, config: SpeculationConfig) -> str:
     return ""
 
 
-def load_cost_table(directory: EngineDirectory, *, num_threads: int) -> CostTable | None:
+def load_cost_table(directory: EngineDirectory, engine: Engine, *, num_threads: int) -> CostTable | None:
     """Return the engine's stored times, None where there are none or they were measured under other conditions.
+
+    Args:
+        directory: of the engine.
+        engine: as loaded from it; with a kernel library its rounds are timed on the device.
+        num_threads: CPU threads of a pass.
 
     Raises:
         EngineError: the file is damaged, of another version or of another engine.
@@ -100,6 +106,13 @@ def load_cost_table(directory: EngineDirectory, *, num_threads: int) -> CostTabl
             stored.num_threads,
             device,
             num_threads,
+        )
+        return None
+    if stored.device_rounds != (device_timer(engine) is not None):
+        logger.warning(
+            "%s was measured %s a kernel library, this engine is loaded %s: not used; profile again",
+            COST_TABLE_FILE,
+            *(("with", "without one") if stored.device_rounds else ("without", "with one")),
         )
         return None
     logger.info("pass times come from %s", directory.path / COST_TABLE_FILE)

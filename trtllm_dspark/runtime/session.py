@@ -189,7 +189,7 @@ class Session:
                 Tokenizer.open(directory),
                 speculation=speculation,
                 acceptance=acceptance,
-                cost_table=None if drafter else load_cost_table(directory, num_threads=num_threads),
+                cost_table=None if drafter else load_cost_table(directory, engine, num_threads=num_threads),
                 calibration=None if drafter else load_calibration(directory, online=online_calibration),
                 drafter=drafter,
                 listener=listener,

@@ -25,12 +25,14 @@ class StoredCostTable:
         device: what the passes ran on, in words.
         num_threads: CPU threads of a pass.
         sm_clock_mhz: SM clock of the GPU while it was measured; None on a CPU.
+        device_rounds: whole rounds were timed on the device, which decides them; else passes that the host waits for.
     """
 
     table: CostTable
     device: str
     num_threads: int
     sm_clock_mhz: int | None = None
+    device_rounds: bool = False
 
 
 def write_cost_table(directory: EngineDirectory, stored: StoredCostTable) -> Path:
@@ -43,6 +45,7 @@ def write_cost_table(directory: EngineDirectory, stored: StoredCostTable) -> Pat
         "device": stored.device,
         "num_threads": stored.num_threads,
         "sm_clock_mhz": stored.sm_clock_mhz,
+        "device_rounds": stored.device_rounds,
         "token_sizes": list(stored.table.token_sizes),
         "verify_us": [[*shape, round(us, 2)] for shape, us in sorted(stored.table.verify_us.items())],
         "draft_us": [[*shape, round(us, 2)] for shape, us in sorted(stored.table.draft_us.items())],
@@ -71,6 +74,8 @@ def read_cost_table(directory: EngineDirectory) -> StoredCostTable | None:
         fields.string("device"),
         fields.integer("num_threads"),
         None if clock is None else fields.integer("sm_clock_mhz"),
+        # Files of before the field timed passes.
+        "device_rounds" in fields.raw and fields.boolean("device_rounds"),
     )
 
 

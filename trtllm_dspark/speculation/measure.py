@@ -53,6 +53,11 @@ class TimesPasses(Protocol):
         ...
 
 
+def device_timer(engine: Engine) -> PassTimer | None:
+    """Return what times the engine's rounds on its device; None where passes are timed on the host."""
+    return engine.pass_timer if isinstance(engine, TimesPasses) else None
+
+
 def measure_cost_table(
     engine: Engine, *, quick: bool = False, progress: Progress | None = None, max_draft_len: int | None = None
 ) -> CostTable:
@@ -81,7 +86,7 @@ def measure_cost_table(
     verify: dict[VerifyShape, list[float]] = {shape: [] for row in shapes.values() for shape in row}
     draft: dict[DraftShape, list[float]] = {}
     done = filled = 0
-    timer = engine.pass_timer if isinstance(engine, TimesPasses) else None
+    timer = device_timer(engine)
     for depth, row in shapes.items():
         if timer is None:
             _fill(engine, filled, depth)

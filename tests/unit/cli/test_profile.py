@@ -7,6 +7,7 @@ import logging
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.toy_pair import ToyPair
@@ -17,6 +18,7 @@ from trtllm_dspark.engine import Engine
 from trtllm_dspark.engine.device import cpu_name, device_name
 from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.runtime import Session
+from trtllm_dspark.runtime.scheduling import load_cost_table
 from trtllm_dspark.speculation import CostTable
 from trtllm_dspark.speculation.cost_table import DraftShape, VerifyShape
 from trtllm_dspark.speculation.cost_table_file import StoredCostTable, read_cost_table, write_cost_table
@@ -92,6 +94,55 @@ def test_session_measures_anew_where_the_table_was_measured_elsewhere(
     assert "measuring the engine once" in caplog.text
     assert session.cost_table is not None
     assert session.cost_table != RISING
+
+
+class TimedOnDevice:
+    """An engine that times its rounds itself."""
+
+    pass_timer = object()
+
+
+@pytest.mark.parametrize(("engine", "here"), [(object(), "without one"), (TimedOnDevice(), "with one")])
+@pytest.mark.parametrize("device_rounds", [False, True])
+def test_table_counts_only_for_engines_that_are_timed_alike(
+    engine_dir: Path, caplog: pytest.LogCaptureFixture, engine: Any, here: str, device_rounds: bool
+) -> None:
+    directory = open_engine_dir(engine_dir)
+    write_cost_table(directory, StoredCostTable(RISING, cpu_name(), 1, device_rounds=device_rounds))
+    table = load_cost_table(directory, engine, num_threads=1)
+    alike = device_rounds == isinstance(engine, TimedOnDevice)
+    assert table == (RISING if alike else None)
+    assert (f"this engine is loaded {here}: not used; profile again" in caplog.text) == (not alike)
+
+
+def test_profile_with_a_kernel_library_times_rounds_on_the_device(
+    engine_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[Path] = []
+
+    class Loaded(TimedOnDevice):
+        def close(self) -> None:
+            pass
+
+    def load(path: Path, *, kernel_library: Path, **options: object) -> Loaded:
+        given.append(kernel_library)
+        return Loaded()
+
+    monkeypatch.setattr(profile, "load_engine", load)
+    measured(monkeypatch, RISING)
+    assert main(["profile", "--engine_dir", str(engine_dir), "--kernel_library", "k.so"]) == 0
+    assert given == [Path("k.so")]
+    assert "whole rounds on the device" in capsys.readouterr().out
+    stored = read_cost_table(open_engine_dir(engine_dir))
+    assert stored is not None
+    assert stored.device_rounds
+
+
+def test_profile_kernel_library_for_a_cpu_engine_is_refused(
+    engine_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", "--engine_dir", str(engine_dir), "--kernel_library", "k.so"]) == 2
+    assert "has no use for a kernel library; leave it out" in capsys.readouterr().err
 
 
 def test_session_that_needs_no_times_measures_and_reads_none(
