@@ -11,7 +11,7 @@ import numpy as np
 from trtllm_dspark.cli._generation import make_requests
 from trtllm_dspark.cli._prompts import Prompt
 from trtllm_dspark.engine import load_engine
-from trtllm_dspark.engine.device import cpu_name
+from trtllm_dspark.engine.device import device_name
 from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.errors import ConfigError, DeviceError
 from trtllm_dspark.runtime import Session, Tokenizer
@@ -33,7 +33,7 @@ def record_acceptance(args: argparse.Namespace, prompts: Sequence[Prompt], path:
         ConfigError: the engine's drafter has no confidence head, or the prompts give no whole block.
         DeviceError: the engine failed, or the file cannot be written.
     """
-    engine = load_engine(args.engine_dir, num_threads=args.num_threads)
+    engine = load_engine(args.engine_dir, num_threads=args.num_threads, kernel_library=args.kernel_library)
     try:
         if not engine.limits.has_drafter or not engine.heads.has_confidence:
             raise ConfigError("this engine's drafter has no confidence head; there is no acceptance to record")
@@ -56,7 +56,8 @@ def record_acceptance(args: argparse.Namespace, prompts: Sequence[Prompt], path:
     finally:
         engine.close()
     count = sum(map(len, recorded.values()))
-    source = f"measured: {count} blocks of {args.engine_dir.name} on {cpu_name()}, temperature {args.temperature:g}"
+    device = device_name(directory.manifest.backend, directory.manifest.gpu_architectures)
+    source = f"measured: {count} blocks of {args.engine_dir.name} on {device}, temperature {args.temperature:g}"
     profile = from_recorded(args.engine_dir.name, source, recorded, calibration)
     write_acceptance(path, profile)
     return profile

@@ -59,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         check_plot(args.plot)
     directory = open_engine_dir(args.engine_dir)
-    engine = load_engine(args.engine_dir, num_threads=args.num_threads, verify_hashes=False)
+    engine = load_engine(
+        args.engine_dir, num_threads=args.num_threads, verify_hashes=False, kernel_library=args.kernel_library
+    )
     try:
         _check_engine(engine, args)
         observed = _observe(engine, directory, args.prompts_file, args)

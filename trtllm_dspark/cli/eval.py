@@ -57,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     if any("temperature" in prompt.sampling for prompt in prompts):
         raise UsageError(f"--prompts_file {args.prompts_file} sets 'temperature'; leave it to --temperatures")
     directory = open_engine_dir(args.engine_dir)
-    engine = load_engine(args.engine_dir, num_threads=args.num_threads, verify_hashes=False)
+    engine = load_engine(
+        args.engine_dir, num_threads=args.num_threads, verify_hashes=False, kernel_library=args.kernel_library
+    )
     try:
         drafter = make_drafter(args)
         traits = drafter_traits(engine, drafter)

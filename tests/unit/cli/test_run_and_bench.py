@@ -262,3 +262,17 @@ def test_bench_table_names_every_mode(command: Command, tmp_path: Path) -> None:
 def test_bench_bad_flag_is_one_sentence(command: Command, tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
     path = write_prompts(tmp_path / "p.jsonl", {"prompt": "abc"})
     assert message in command.refused("bench", "--prompts_file", path, *flags)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [("run", ()), ("bench", ()), ("bench", ("--acceptance_output", "a.json")), ("calibrate", ()), ("eval", ())],
+)
+def test_kernel_library_for_a_cpu_engine_is_refused(
+    toy_engine_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, flags: tuple[str, ...]
+) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+    command = Command(toy_engine_dir, capsys)
+    message = command.refused(name, "--prompts_file", str(prompts), "--kernel_library", "k.so", *flags)
+    assert message.endswith("runs on a CPU, which has no use for a kernel library; leave it out")
