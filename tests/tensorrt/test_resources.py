@@ -13,7 +13,8 @@ ARCHITECTURES = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"}
 KERNELS = {
     "kvAppendKernel", "raggedAttentionKernel", "raggedAttentionMergeKernel", "markovBeginKernel", "markovLogitsKernel",
     "markovPickKernel", "selectCandidatesKernel", "candidateWalkKernel", "confidenceKernel", "scheduleKernel",
-    "rowStatisticsKernel", "acceptKernel",
+    "rowStatisticsKernel", "acceptKernel", "roundBeginKernel", "roundCapsKernel", "roundRowsKernel", "roundBanKernel",
+    "roundCommitKernel",
 }  # fmt: skip
 
 
