@@ -119,8 +119,19 @@ def load_cost_table(directory: EngineDirectory, engine: Engine, *, num_threads: 
     return stored.table
 
 
-def load_calibration(directory: EngineDirectory, *, online: bool = False) -> Calibration | OnlineCalibration | None:
+def load_calibrator(directory: EngineDirectory, *, online: bool) -> Calibration | OnlineCalibration | None:
     """Return the engine's stored calibration, None where it has none; `online`: one that starts there and learns.
+
+    Raises:
+        EngineError: the file is damaged, of another version or of another engine.
+    """
+    stored = load_calibration(directory)
+    gamma = directory.manifest.limits.max_draft_len
+    return OnlineCalibration(stored or Calibration.identity(gamma)) if online and gamma else stored
+
+
+def load_calibration(directory: EngineDirectory) -> Calibration | None:
+    """Return the engine's stored calibration, None where it has none.
 
     Raises:
         EngineError: the file is damaged, of another version or of another engine.
@@ -128,7 +139,4 @@ def load_calibration(directory: EngineDirectory, *, online: bool = False) -> Cal
     calibration = read_calibration(directory)
     if calibration is not None:
         logger.info("confidences are calibrated by %s", directory.path / CALIBRATION_FILE)
-    gamma = directory.manifest.limits.max_draft_len
-    if online and gamma:
-        return OnlineCalibration(calibration or Calibration.identity(gamma))
     return calibration

@@ -22,7 +22,7 @@ from trtllm_dspark.runtime.outputs import FinishReason, RequestOutput
 from trtllm_dspark.runtime.proposers import AcceptanceMode, BlockProposer, ProposerFactory
 from trtllm_dspark.runtime.request import Request, check_request
 from trtllm_dspark.runtime.rounds import choose_rounds_in_flight, make_rounds
-from trtllm_dspark.runtime.scheduling import load_calibration, load_cost_table, make_controller
+from trtllm_dspark.runtime.scheduling import load_calibrator, load_cost_table, make_controller
 from trtllm_dspark.runtime.slots import SlotTable
 from trtllm_dspark.runtime.stats import SessionStats
 from trtllm_dspark.runtime.stream_keys import StreamKeys
@@ -190,7 +190,7 @@ class Session:
                 speculation=speculation,
                 acceptance=acceptance,
                 cost_table=None if drafter else load_cost_table(directory, engine, num_threads=num_threads),
-                calibration=None if drafter else load_calibration(directory, online=online_calibration),
+                calibration=None if drafter else load_calibrator(directory, online=online_calibration),
                 drafter=drafter,
                 listener=listener,
                 load=load,
