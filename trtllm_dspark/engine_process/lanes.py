@@ -53,7 +53,8 @@ class Lane:
         max_draft_len: the engine's gamma.
         running: by session id.
         draining: takes no further requests.
-        allowed: returns how many requests the load of the device allows it to run now; None = as many as it has slots.
+        request_limit: returns how many requests the load of the device allows all lanes to run now, None = as many as
+            there are slots; None where nothing watches the load.
     """
 
     session: SessionLike
@@ -63,15 +64,12 @@ class Lane:
     max_draft_len: int = 0
     running: dict[str, Stream] = field(default_factory=dict)
     draining: bool = False
-    allowed: Callable[[], int] | None = None
+    request_limit: Callable[[], int | None] | None = None
 
     @property
     def num_free(self) -> int:
-        """Requests it would take now."""
-        if self.draining:
-            return 0
-        most = self.num_slots if self.allowed is None else min(self.num_slots, self.allowed())
-        return max(0, most - len(self.running))
+        """Slots that take requests."""
+        return 0 if self.draining else self.num_slots - len(self.running)
 
     @property
     def busy(self) -> bool:
@@ -106,8 +104,11 @@ class LaneSet:
 
     @property
     def num_free(self) -> int:
-        """Requests that would be taken now."""
-        return sum(lane.num_free for lane in self)
+        """Requests that would be taken now; the lanes share one device, so its load limits their sum."""
+        free = sum(lane.num_free for lane in self)
+        watch = self.serving.request_limit
+        limit = None if watch is None else watch()
+        return free if limit is None else max(0, min(free, limit - self.num_running))
 
     @property
     def num_running(self) -> int:
@@ -128,9 +129,11 @@ class LaneSet:
         The second lane gets `share` of them by a draw that looks at nothing of the request; where one lane is full the
         other takes over.
         """
+        if self.num_free <= 0:
+            return None
         beside = self.beside
         if beside is None or beside.num_free <= 0:
-            return self.serving if self.serving.num_free > 0 else None
+            return self.serving
         if self.serving.num_free <= 0 or self._random.random() < self.share:
             return beside
         return self.serving

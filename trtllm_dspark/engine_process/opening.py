@@ -80,7 +80,7 @@ def make_lane(session: Session, engine_dir: str | Path, load: LoadControl | None
         limits.max_batch_size,
         engine_dir=str(Path(engine_dir).resolve()),
         max_draft_len=limits.max_draft_len,
-        allowed=None if load is None else load.allowed,
+        request_limit=None if load is None else load.request_limit,
     )
 
 

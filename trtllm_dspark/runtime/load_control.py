@@ -71,12 +71,15 @@ class LoadControl:
             self._state, self._limits = state, self._limits_of(state)
         return self._limits
 
-    def allowed(self) -> int:
-        """Return how many requests may run now."""
+    def request_limit(self) -> int | None:
+        """Return how many requests may run on the GPU now; None = the load limits them no further than the slots do."""
         limits = self.limits()
-        if not limits.admit:
-            return 0
-        return self._max_requests if limits.max_requests is None else limits.max_requests
+        return limits.max_requests if limits.admit else 0
+
+    def allowed(self) -> int:
+        """Return how many requests the engine may run now."""
+        limit = self.request_limit()
+        return self._max_requests if limit is None else limit
 
     def metrics(self) -> dict[str, float]:
         """Return what was read and decided, under the names of docs/load.md."""

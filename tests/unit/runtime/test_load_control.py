@@ -120,6 +120,7 @@ def test_decisions_become_limits(state: LoadState, limits: LoadLimits) -> None:
     control = LoadControl(Ready(state), max_requests=4, max_drafts=20)  # type: ignore[arg-type]
     assert control.limits() == limits
     assert control.limits() is control.limits()
+    assert control.request_limit() == (limits.max_requests if limits.admit else 0)
 
 
 def test_limits_of_an_engine_count_its_slots_and_drafts() -> None:

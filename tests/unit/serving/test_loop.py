@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.fake_engine import FakeEngine, greedy
 
-from trtllm_dspark.engine_process.lanes import Lane
+from trtllm_dspark.engine_process.lanes import Lane, LaneSet
 from trtllm_dspark.engine_process.loop import EngineLoop
 from trtllm_dspark.engine_process.metrics import EngineMetrics
 from trtllm_dspark.engine_process.queue import RequestQueue
@@ -96,7 +96,7 @@ def test_stream_items_concatenate_to_the_greedy_tokens_and_unary_gets_them_at_on
 def test_closed_admission_keeps_requests_waiting_and_lets_running_ones_go_on() -> None:
     bench = Bench()
     allowed = 1
-    bench.loop.lanes.serving.allowed = lambda: allowed
+    bench.loop.lanes.serving.request_limit = lambda: allowed
     for first in range(3):
         bench.submit([first], max_tokens=12)
     bench.round()
@@ -110,6 +110,36 @@ def test_closed_admission_keeps_requests_waiting_and_lets_running_ones_go_on() -
     allowed = 7
     bench.round()
     assert (bench.loop.num_running, bench.loop.num_waiting) == (2, 0)
+
+
+def test_load_limits_the_requests_of_both_lanes_together() -> None:
+    engines = FakeEngine(), FakeEngine()
+    serving, beside = (Lane(Session(engine, None, speculation="fixed"), make_session_request, 4) for engine in engines)
+    lanes = LaneSet(serving, seed=1)
+    lanes.beside, lanes.share = beside, 0.5
+    limit: int | None = 3
+    serving.request_limit = beside.request_limit = lambda: limit
+
+    def fill() -> int:
+        while (lane := lanes.choose()) is not None:
+            lane.running[str(lanes.num_running)] = Stream(
+                send=lambda frame: None, connection_id=1, handle=0, session_id="", request_id="", arrival=0.0
+            )
+        assert lanes.num_free == 0
+        return lanes.num_running
+
+    assert fill() == 3
+    assert serving.running
+    assert beside.running
+    limit = 2
+    assert fill() == 3  # those that run go on
+    # Without a limit of the load every slot of both counts, and a lane that is emptied still counts as load.
+    limit = None
+    beside.draining = True
+    assert fill() == 4 + len(beside.running)
+    limit = 5
+    serving.running.clear()
+    assert fill() == 5
 
 
 def test_cancel_frees_the_slot_before_the_next_round() -> None:
