@@ -12,6 +12,25 @@ from trtllm_dspark.train.responses import Response
 from trtllm_dspark.train.trainer import StepReport
 
 
+def small_config(target_dir: Path, output_dir: Path) -> TrainConfig:
+    """Return the smallest run that is still a run."""
+    return TrainConfig(
+        str(target_dir),
+        output_dir,
+        steps=6,
+        num_layers=1,
+        block_size=5,
+        markov_rank=8,
+        target_layer_ids=(0, 2),
+        num_sequences=4,
+        anchors_per_sequence=4,
+        warmup_steps=2,
+        max_seq_len=64,
+        save_every=1,
+        seed=3,
+    )
+
+
 def make_run(config: TrainConfig, responses: list[Response], **changes: Any) -> Run:
     """Return a run of `config` with some fields changed."""
     return Run(Preparation(replace(config, **changes)), responses)

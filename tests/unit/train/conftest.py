@@ -16,6 +16,8 @@ from trtllm_dspark.train.responses import Response
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
+    from helpers.training import small_config
+
     from trtllm_dspark.train.pipeline import TrainConfig
 
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}a:"
@@ -54,18 +56,4 @@ def drafter_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def config(target_dir: Path, tmp_path: Path) -> TrainConfig:
-    return TrainConfig(
-        str(target_dir),
-        tmp_path / "out",
-        steps=6,
-        num_layers=1,
-        block_size=5,
-        markov_rank=8,
-        target_layer_ids=(0, 2),
-        num_sequences=4,
-        anchors_per_sequence=4,
-        warmup_steps=2,
-        max_seq_len=64,
-        save_every=1,
-        seed=3,
-    )
+    return small_config(target_dir, tmp_path / "out")
