@@ -204,16 +204,15 @@ class TrafficRecorder:
             try:
                 work = self._queue.get(timeout=1.0)
             except queue.Empty:
-                self._flush(force=False)
-                continue
-            if work is None:
-                self._flush(force=True)
-                return
+                work = _nothing
             try:
-                work()
+                if work is not None:
+                    work()
+                self._flush(force=work is None)
             except Exception:
                 logger.exception("a traffic record could not be made")
-            self._flush(force=False)
+            if work is None:
+                return
 
     def _take_rows(self, pending: _Pending, features: Floats, logits: Floats, size: int) -> None:
         try:
@@ -253,9 +252,11 @@ class TrafficRecorder:
         try:
             self._writer.write(records)
             outcome, self._failing = "recorded", False
-        except OSError as error:
+        except Exception as error:
+            # Whatever it is, records of later requests may be written again.
             if not self._failing:
-                logger.warning("traffic records are lost: %s cannot be written (%s)", options.directory, error.strerror)
+                reason = error.strerror if isinstance(error, OSError) else repr(error)
+                logger.warning("traffic records are lost: %s cannot be written (%s)", options.directory, reason)
             outcome, self._failing = "dropped", True
         for _ in records:
             self._count(outcome)
@@ -276,6 +277,10 @@ class _EngineListener:
     def committed(self, request: ActiveRequest, output: RequestOutput) -> None:
         """Decide at its first token whether a request is recorded; finish it at its last one."""
         self._recorder._see_output(request, output, self._engine_hash)
+
+
+def _nothing() -> None:
+    """Work of a second in which there was none."""
 
 
 def likeliest(logits: Floats, count: int) -> tuple[NDArray[np.int32], NDArray[np.float16]]:

@@ -178,14 +178,19 @@ def test_leftovers_of_a_killed_writer_are_removed_and_a_second_writer_is_refused
         TrafficRecorder(manifest, options(tmp_path / "mine"))
 
 
-def test_disk_that_refuses_loses_records_and_nothing_else(
-    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("planted")])
+def test_write_that_fails_loses_records_and_nothing_else(
+    manifest: Manifest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
 ) -> None:
     counts: list[str] = []
     recorder = TrafficRecorder(manifest, options(tmp_path / "t", shard_bytes=1), count=counts.append)
 
     def full(*args: Any, **kwargs: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     with monkeypatch.context() as patched:
         patched.setattr(shards, "write_file", full)
