@@ -74,6 +74,17 @@ def test_estimate_counts_every_part_of_qwen3_8b() -> None:
     assert estimate(LIMITS, QWEN3_8B, None).drafter_weight_bytes == 0
 
 
+def test_estimate_counts_what_the_block_gives_the_heads() -> None:
+    memory = estimate(LIMITS, QWEN3_8B, PARTS)
+    small = replace(PARTS, config=replace(PARTS.config, draft_vocab_size=1000))
+    # Base logits and draft logits, float32 for each draft of each request.
+    logits = 2 * 8 * 7 * (151936 - 1000) * 4
+    assert memory.activation_bytes - estimate(LIMITS, QWEN3_8B, small).activation_bytes == logits
+    features = estimate(LIMITS, QWEN3_8B, None).activation_bytes + 256 * PARTS.config.feature_size * (2 + 4)
+    hidden = 8 * 7 * PARTS.config.backbone.hidden_size * 4
+    assert memory.activation_bytes == features + 2 * 8 * 7 * 151936 * 4 + hidden
+
+
 def test_table_of_a_tied_target_is_counted_once_in_the_block() -> None:
     tied = replace(QWEN3_8B, tie_word_embeddings=True)
     table = 2 * 151936 * 4096

@@ -87,7 +87,7 @@ class MemoryModel:
             drafter_weight_bytes=0 if self.drafter is None else self._drafter_weights(self.drafter),
             target_kv_bytes=rows * self.target.kv_bytes_per_token * _HALF // _FLOAT,
             drafter_kv_bytes=0 if drafter is None else rows * drafter.backbone.kv_bytes_per_token * _HALF // _FLOAT,
-            activation_bytes=max(self._activations(profile) for profile in profiles),
+            activation_bytes=max(self._activations(profile) for profile in profiles) + self._block_outputs(drafter),
             attention_workspace_bytes=max(self._workspace(profile) for profile in profiles) if self.plugins else 0,
             graph_bytes=self._graphs(drafter),
         )
@@ -138,6 +138,13 @@ class MemoryModel:
             padded += profile.num_rows * profile.row_len * model.num_layers * model.num_heads * model.head_dim
         outputs = profile.num_tokens * features + profile.num_logits * model.vocab_size
         return _HALF * (profile.num_tokens * token + padded) + (_HALF + _FLOAT) * outputs
+
+    def _block_outputs(self, drafter: DrafterConfig | None) -> int:
+        """Bytes of base logits, draft logits [R, gamma, Vd] and hidden states [R, gamma, d], float32."""
+        if drafter is None:
+            return 0
+        width = 2 * drafter.draft_vocab_size + drafter.backbone.hidden_size
+        return self.limits.max_batch_size * self.limits.max_draft_len * width * _FLOAT
 
     def _workspace(self, profile: Profile) -> int:
         """Bytes of the attention plugin's partial results, float32 [pieces, T, Hq, D + 2]; none for one piece."""
