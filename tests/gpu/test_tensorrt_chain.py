@@ -89,8 +89,7 @@ def engines(
         "draft_vocab_counts": DEMO / "draft_vocab_counts.json",
     }
     directory = tmp_path_factory.mktemp("engines")
-    plugin = "disable" if machine.backend == "tensorrt" else None
-    gpu = GpuOptions(dtype="float16", gpu_architectures=(machine.architecture,), dspark_plugin=plugin)
+    gpu = GpuOptions(dtype="float16", gpu_architectures=(machine.architecture,))
     build_engine(BuildConfig(output_dir=directory / "gpu", backend=machine.backend, gpu=gpu, **common, **LIMITS))
     build_engine(BuildConfig(output_dir=directory / "cpu", weight_dtype="float32", **common, **LIMITS))
     engine = load_engine(directory / "gpu", kernel_library=machine.kernels)

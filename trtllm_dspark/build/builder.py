@@ -123,6 +123,10 @@ def _warn(plan: BuildPlan) -> None:
             "the target has no tokenizer.json: run, bench and serve will refuse this engine, it takes token ids from "
             "Python only; put the model's tokenizer.json beside its weights and build again"
         )
+    if plan.uses_plugins:
+        logger.warning(
+            "this version builds and inspects plugin engines, it does not run them; leave out --dspark_plugin to run it"
+        )
     if plan.device_memory is not None:
         return
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

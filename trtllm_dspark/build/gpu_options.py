@@ -47,7 +47,8 @@ class GpuOptions:
         gpu_architectures: what to compile for, such as sm89; replaces `gpu`.
         gpu_memory_gib: memory in GiB the engine must fit; replaces that of `gpu`.
         kv_cache_free_gpu_mem_fraction: part of what all else leaves free that caches may take; 0.9 when None.
-        dspark_plugin: `enable` compiles attention and the round's algorithms as plugins, `disable` as native layers.
+        dspark_plugin: `enable` compiles attention and the round's algorithms as plugins, `disable` as native layers;
+            `disable` when None, which is what this version runs.
         dspark_plugin_library: the plugin library, built with `trtllm-dspark build_plugins`.
         acceptance: how a plugin engine accepts drafts; `rejection` when None.
         schedule: how a plugin engine chooses verify lengths; `early_stop` when None.
@@ -196,11 +197,11 @@ class GpuOptions:
             return
         for name in _PLUGIN_ONLY:
             if getattr(self, name) is not None:
-                raise ConfigError(f"--{name} is for --dspark_plugin enable; leave one of them out")
+                raise ConfigError(f"--{name} is for plugin engines; add --dspark_plugin enable, or leave it out")
 
     def uses_plugins(self, backend: Backend) -> bool:
-        """Whether the graphs hold plugin nodes: TensorRT's do unless they are disabled."""
-        return backend == "tensorrt" and self.dspark_plugin != "disable"
+        """Whether the graphs hold plugin nodes: TensorRT's do where they are enabled."""
+        return backend == "tensorrt" and self.dspark_plugin == "enable"
 
 
 def flag_name(field_name: str) -> str:

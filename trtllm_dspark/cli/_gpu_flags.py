@@ -16,7 +16,8 @@ def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
     builder.add_argument(
         "--dspark_plugin",
         choices=("enable", "disable"),
-        help="attention and the round's algorithms as plugins (tensorrt only, enable when left out) or native layers",
+        help="attention and the round's algorithms as plugins (tensorrt only; built and inspected, not run) or native "
+        "layers (when left out)",
     )
     builder.add_argument(
         "--dspark_plugin_library", type=Path, metavar="FILE", help="plugin library, made by trtllm-dspark build_plugins"

@@ -141,11 +141,15 @@ def config(**fields: Any) -> BuildConfig:
         ({"output_timing_cache": Path("x")}, "--output_timing_cache is not for tensorrt_rtx"),
         ({"dspark_plugin": "enable"}, "--dspark_plugin enable needs --backend tensorrt"),
         ({"dspark_plugin_library": Path("x")}, "--dspark_plugin_library is not for tensorrt_rtx: .* takes no plugins"),
-        ({"backend": "tensorrt"}, "--dspark_plugin enable needs --dspark_plugin_library FILE; make it with"),
+        (
+            {"backend": "tensorrt", "dspark_plugin": "enable"},
+            "--dspark_plugin enable needs --dspark_plugin_library FILE; make it with",
+        ),
+        ({"backend": "tensorrt", "acceptance": "greedy"}, "--acceptance is for plugin engines; add --dspark_plugin"),
         ({"backend": "tensorrt", "dspark_plugin": "yes"}, "--dspark_plugin must be one of enable, disable"),
         (
             {"backend": "tensorrt", "dspark_plugin": "disable", "dspark_plugin_library": Path("x")},
-            "--dspark_plugin_library is for --dspark_plugin enable",
+            "--dspark_plugin_library is for plugin engines; add --dspark_plugin enable, or leave it out",
         ),
         (
             {"backend": "tensorrt", "dspark_plugin": "disable", "gpu_architectures": ("sm90", "sm80")},
@@ -185,7 +189,7 @@ def test_gpu_option_without_a_gpu_backend_is_refused_by_name(option: dict[str, A
 
 def test_consistent_fields_are_accepted() -> None:
     assert config(gpu_memory_gib=24.0).gpu.gpu_architectures == ("sm89",)
-    config(backend="tensorrt", dspark_plugin="disable", gpu_architectures=(), strip_plan=True, fast_build=True)
+    config(backend="tensorrt", gpu_architectures=(), strip_plan=True, fast_build=True)
 
 
 @pytest.mark.parametrize(

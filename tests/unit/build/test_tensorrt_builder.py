@@ -19,6 +19,7 @@ from trtllm_dspark.build.gpus import Gpu
 from trtllm_dspark.build.tensorrt.device import find_device
 from trtllm_dspark.build.tensorrt.inspector import parse_inspector
 from trtllm_dspark.build.tensorrt.plugin_library import check_plugin_library
+from trtllm_dspark.engine.tensorrt.load import NATIVE as NATIVE_LOWERING
 from trtllm_dspark.engine_dir import GpuBuild, read_plan_reports
 from trtllm_dspark.errors import ConfigError, DeviceError, EngineError
 from trtllm_dspark.graph.round_options import Acceptance, Schedule
@@ -83,9 +84,12 @@ def test_native_build_asks_for_typed_networks_two_profiles_and_detail(trt: FakeT
 
 
 def test_plugin_build_has_one_plan_a_draft_and_one_a_verify(
-    trt: FakeTensorRt, config: BuildConfig, library: Path
+    trt: FakeTensorRt, config: BuildConfig, library: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = replace(config, gpu=GpuOptions(dspark_plugin_library=library, acceptance="coupled", num_candidates=16))
+    config = replace(
+        config,
+        gpu=GpuOptions(dspark_plugin="enable", dspark_plugin_library=library, acceptance="coupled", num_candidates=16),
+    )
     # The attention plugin has heads of 64 and 128.
     with pytest.raises(ConfigError, match="the attention plugin has head dimensions 64 and 128"):
         build_engine(config)
@@ -95,7 +99,12 @@ def test_plugin_build_has_one_plan_a_draft_and_one_a_verify(
         target_checkpoint=str(tiny_models.write_target(root / "target", head_dim=64)),
         draft_checkpoint=str(tiny_models.write_drafter(root / "drafter", head_dim=64)),
     )
-    build_engine(config)
+    caplog.clear()
+    told: list[tuple[str, int]] = []
+    build_engine(config, progress=lambda step, done: told.append((step, len(_not_run(caplog)))))
+    # Once, before the first plan is compiled.
+    assert len(_not_run(caplog)) == 1
+    assert {count for step, count in told if step.startswith("compile")} == {1}
     assert trt.graphs == ["target.onnx", "drafter.onnx"]
     assert all(c.features == [("ALIASED_PLUGIN_IO_10_03", True)] for c in trt.configs)
     assert trt.loaded_libraries == [str(library)]
@@ -112,6 +121,21 @@ def test_plugin_build_has_one_plan_a_draft_and_one_a_verify(
     assert "heads.safetensors" not in names
     kinds = {layer.kind for report in read_plan_reports(open_engine_dir(config.output_dir)) for layer in report.layers}
     assert "PluginV3" in kinds
+
+
+def _not_run(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the warnings that an engine is built and not run."""
+    return [entry.message for entry in caplog.records if "it does not run them" in entry.message]
+
+
+def test_tensorrt_build_is_of_native_layers_unless_told_otherwise(
+    trt: FakeTensorRt, config: BuildConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_engine(replace(config, gpu=GpuOptions()))
+    manifest = open_engine_dir(config.output_dir).manifest
+    assert manifest.gpu is not None
+    assert manifest.gpu.lowering == NATIVE_LOWERING
+    assert not _not_run(caplog)
 
 
 def test_dropped_plugin_is_refused(trt: FakeTensorRt, config: BuildConfig) -> None:
@@ -216,7 +240,7 @@ def test_gpu_of_this_machine_without_the_plugins_kernels_is_refused(
 ) -> None:
     monkeypatch.setattr(plan, "find_device", lambda: replace(H100, architecture="sm121"))
     with pytest.raises(ConfigError, match="the plugin library is compiled for .*, not for sm121; use --dspark_plugin"):
-        build_engine(replace(config, gpu=GpuOptions(dspark_plugin_library=library)))
+        build_engine(replace(config, gpu=GpuOptions(dspark_plugin="enable", dspark_plugin_library=library)))
     monkeypatch.setattr(plan, "find_device", lambda: replace(H100, architecture="sm80"))
     with pytest.raises(ConfigError, match="--weight_dtype fp8 needs sm89 or .*; sm80 has int8"):
         build_engine(replace(config, weight_dtype="fp8"))
@@ -224,7 +248,7 @@ def test_gpu_of_this_machine_without_the_plugins_kernels_is_refused(
 
 def test_plugin_build_without_a_drafter_verifies_only(trt: FakeTensorRt, config: BuildConfig, library: Path) -> None:
     target = tiny_models.write_target(library.parent / "target", head_dim=64)
-    gpu = GpuOptions(dspark_plugin_library=library, acceptance="greedy")
+    gpu = GpuOptions(dspark_plugin="enable", dspark_plugin_library=library, acceptance="greedy")
     build_engine(replace(config, target_checkpoint=str(target), draft_checkpoint=None, gpu=gpu))
     assert trt.graphs == ["target.onnx"]
     assert "draft_tokens" not in trt.profiles[0][0]
@@ -296,7 +320,7 @@ def test_plugin_library_is_checked_before_anything_is_written(
 ) -> None:
     library = plugin_library(tmp_path / "plugins.so", expected_contract().replace("version 1", "version 2"))
     with pytest.raises(EngineError, match="version 2, graphs need version 1"):
-        build_engine(replace(config, gpu=GpuOptions(dspark_plugin_library=library)))
+        build_engine(replace(config, gpu=GpuOptions(dspark_plugin="enable", dspark_plugin_library=library)))
     assert not trt.graphs
     assert not config.output_dir.parent.exists()
 

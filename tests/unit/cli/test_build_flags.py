@@ -43,7 +43,10 @@ def build(*flags: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         (("--target_checkpoint", "x", "--max_num_tokens", "-3"), "--max_num_tokens must be an integer from 1"),
         (("--target_checkpoint", "x", "--max_num_tokens", "7"), "is below --max_batch_size 8"),
         (("--target_checkpoint", "x", "--weight_dtype", "int3"), "one of int8, float32, w8a8, got 'int3'"),
-        (("--target_checkpoint", "x", "--backend", "tensorrt"), "needs --dspark_plugin_library FILE"),
+        (
+            ("--target_checkpoint", "x", "--backend", "tensorrt", "--dspark_plugin", "enable"),
+            "needs --dspark_plugin_library",
+        ),
         (("--target_checkpoint", "x", "--backend", "tensorrt_rtx"), "needs --gpu NAME, or --gpu_architecture"),
         (("--target_checkpoint", "x", "--dtype", "float16"), "--dtype is for GPU engines"),
         (("--target_checkpoint", "x", "--gpu_architecture", "sm89"), "--gpu_architecture is for GPU engines"),

@@ -46,8 +46,8 @@ def test_weight_formats_shrink_the_estimate(capsys: pytest.CaptureFixture[str]) 
 
 def test_plugins_count_their_workspace_and_no_padding(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--backend", "tensorrt", "--gpu", "H200")
-    _, plain, _ = dry_run("8b", *flags, "--dspark_plugin", "disable", capsys=capsys)
-    _, plugin, _ = dry_run("8b", *flags, "--dspark_plugin_library", "l.so", capsys=capsys)
+    _, plain, _ = dry_run("8b", *flags, capsys=capsys)
+    _, plugin, _ = dry_run("8b", *flags, "--dspark_plugin", "enable", "--dspark_plugin_library", "l.so", capsys=capsys)
     assert plain["device_memory"]["attention_workspace_bytes"] == 0
     # 5 pieces of 512 positions, 256 tokens, 32 heads of 128 and two sums each.
     assert plugin["device_memory"]["attention_workspace_bytes"] == 5 * 256 * 32 * 130 * 4
