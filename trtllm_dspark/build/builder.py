@@ -123,10 +123,12 @@ def _warn(plan: BuildPlan) -> None:
             "the target has no tokenizer.json: run, bench and serve will refuse this engine, it takes token ids from "
             "Python only; put the model's tokenizer.json beside its weights and build again"
         )
-    if plan.uses_plugins:
-        logger.warning(
-            "this version builds and inspects plugin engines, it does not run them; leave out --dspark_plugin to run it"
-        )
+    gpu = plan.config.gpu
+    kinds = [("plugin engines", plan.uses_plugins), ("stripped plans", gpu.strip_plan)]
+    kinds.append(("plans with weight streaming", gpu.weight_streaming))
+    if any(asked for _, asked in kinds):
+        names = " and ".join(name for name, asked in kinds if asked)
+        logger.warning("this version builds and inspects %s, it does not run them", names)
     if plan.device_memory is not None:
         return
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

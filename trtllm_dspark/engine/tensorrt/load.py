@@ -35,7 +35,7 @@ def load_tensorrt(
         open_device: (backend, kernel library) -> device.
 
     Raises:
-        EngineError: the plans are of another lowering or GPU, or hold no weights.
+        EngineError: the plans are of another lowering or GPU, hold no weights or are for weight streaming.
         DeviceError: no GPU, or a package that its use needs is missing.
     """
     manifest = directory.manifest
@@ -72,4 +72,11 @@ def _check(directory: EngineDirectory) -> None:
         raise EngineError(
             f"the plans of {directory.path} hold no weights and this runtime does not refit them; build the engine "
             "again without --strip_plan"
+        )
+    if build.weight_streaming:
+        # TensorRT's automatic budget is of the memory that is free when it is asked, which is before the caches are
+        # allocated; without a budget nothing is streamed.
+        raise EngineError(
+            f"the plans of {directory.path} are for weight streaming and this runtime sets no budget for it; build the "
+            "engine again without --weight_streaming"
         )

@@ -71,6 +71,7 @@ def test_load_finds_the_plans_of_this_gpu(toy_weights: Written) -> None:
         ({"gpu": GpuBuild("trt_plugin", 128)}, "by the trt_plugin lowering, this runtime runs plans of trt_native"),
         ({"gpu": None}, "by an older version, .* build the engine again with --dspark_plugin disable"),
         ({"gpu": replace(NATIVE, strip_plan=True)}, "hold no weights and this runtime does not refit them"),
+        ({"gpu": replace(NATIVE, weight_streaming=True)}, "sets no budget for it; .* again without --weight_streaming"),
         ({"files": ()}, "has no target.sm89.plan; build the engine again"),
     ],
 )
