@@ -209,7 +209,7 @@ def test_candidate_that_cannot_be_loaded_changes_nothing(serve: Callable[..., Se
     server.swap.start("new", OPTIONS)
     server.wait(lambda: "outcome" in server.swap.status())
     assert server.swap.status()["reason"] == "no such engine"
-    assert server.state("idle")
+    server.wait(lambda: server.state("idle"))
 
 
 def test_abort_keeps_the_incumbent_and_a_second_swap_waits_its_turn(serve: Callable[..., Server]) -> None:
