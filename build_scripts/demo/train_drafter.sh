@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train the demo's drafter again, from the one before it and 709 responses of its target:
+# Train the demo's drafter again, from the one before it and 717 responses of its target:
 #   bash build_scripts/demo/train_drafter.sh OUTPUT_DIR
 #
 # The figures and the log of the run that made the shipped drafter are in docs/training.md and
