@@ -81,9 +81,15 @@ def run(args: argparse.Namespace) -> int:
     from trtllm_dspark.engine_dir import open_engine_dir
     from trtllm_dspark.serving.launcher import Launcher, ServeOptions
     from trtllm_dspark.serving.tritonserver import ServerAddress
+    from trtllm_dspark.speculation.config import SpeculationConfig
 
     if args.drain_timeout < 0 or not (args.hang_timeout > 0 and args.engine_start_timeout > 0):  # NaN is not
         raise UsageError("--drain_timeout must not be negative, --hang_timeout and --engine_start_timeout positive")
+    if args.calibration == "online" and not SpeculationConfig.parse(args.speculation).needs_confidence:
+        raise UsageError(
+            "--calibration online needs a mode that reads confidences; use --speculation adaptive, threshold, "
+            "early_stop or stale_topk"
+        )
     open_engine_dir(args.engine_dir)
     if args.candidate_engine_dir is not None:
         open_engine_dir(args.candidate_engine_dir, verify_hashes=False)

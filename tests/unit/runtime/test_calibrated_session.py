@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+
 import numpy as np
 import pytest
 from helpers.fake_engine import DOUBTFUL, SURE, FakeEngine, collect_outputs, greedy, token_ids
 
+from trtllm_dspark.cli import serve
+from trtllm_dspark.errors import UsageError
 from trtllm_dspark.runtime import Request, SamplingParams, Session
 from trtllm_dspark.speculation import Calibration, ConfidenceRecorder
 
@@ -71,3 +76,14 @@ def test_recorder_of_failed_requests_gets_nothing() -> None:
     session.add(Request("a", PROMPT, SamplingParams(max_tokens=9)))
     collect_outputs(session)
     assert len(recorder.observations()) == 0
+
+
+@pytest.mark.parametrize("speculation", ["off", "fixed:2"])
+def test_serve_refuses_to_learn_a_calibration_nobody_reads(speculation: str, tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    args = parser.parse_args(
+        ["--engine_dir", str(tmp_path), "--speculation", speculation, "--calibration", "online"],
+    )
+    with pytest.raises(UsageError, match="needs a mode that reads confidences"):
+        serve.run(args)
