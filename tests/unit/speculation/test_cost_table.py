@@ -6,6 +6,7 @@ from helpers.fake_engine import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trtllm_dspark.engine.tensorrt.engine import RoundTimer
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.speculation import CostTable, measure_cost_table
 from trtllm_dspark.speculation.cost_table import (
@@ -181,3 +182,16 @@ def test_measure_asks_an_engine_that_pads_for_its_sizes() -> None:
 
     assert measure_cost_table(Padded(max_batch_size=1), quick=True).token_sizes == (1, 4, 8)
     assert measure_cost_table(FakeEngine(max_batch_size=1), quick=True).token_sizes == ()
+
+
+class SteadyRounds:
+    """Rounds that take as long with drafts as without."""
+
+    def time_round(self, num_requests: int, num_tokens: int, *, drafts: bool, depth: int) -> float:
+        return 7.0
+
+
+def test_drafts_that_a_device_cannot_time_take_a_microsecond() -> None:
+    timer = RoundTimer(SteadyRounds())  # type: ignore[arg-type]
+    assert timer.draft_us(2, 128) == 1.0
+    assert timer.verify_us(2, 4, 128) == 7.0

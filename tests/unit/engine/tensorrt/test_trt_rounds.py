@@ -254,9 +254,9 @@ def _fields(rows: PromptRows | RowSampling) -> dict[str, Any]:
 def test_cost_table_is_measured_in_rounds_of_the_device(random_weights: Written, opened: Opened) -> None:
     engine, device = opened(random_weights)
     table = measure_cost_table(engine, quick=True)
-    # The recording device's clock counts ops, and a round is one.
+    # The recording device's clock counts ops, and a round is one, with drafts or without; drafts take 1 us at least.
     assert set(table.verify_us.values()) == {2.0}
-    assert set(table.draft_us.values()) == {0.0}
+    assert set(table.draft_us.values()) == {1.0}
     assert table.token_sizes[-1] == 4 * (random_weights.limits.max_draft_len + 1)
     assert not [op for op in device.ops if op.kind == "to_host"], "no logits travel"
     # An engine that was timed serves as before: slots are as if nothing had run.
