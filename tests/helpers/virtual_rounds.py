@@ -57,12 +57,14 @@ class VirtualLoop:
         cost: what target passes really take.
         table: what drafts take.
         noise: standard deviation of the logarithm of a pass's time.
+        whole: the controller is told what rounds take as a whole, as by a device.
     """
 
     controller: SpeculationController
     cost: Cost
     table: CostTable
     noise: float = 0.0
+    whole: bool = False
     seed: int = 0
     microseconds: float = 0.0
     tokens: int = 0
@@ -98,7 +100,8 @@ class VirtualLoop:
         draft_us = self.table.draft_time_us(int(drafted.sum()), depth=128) if plan.drafts else None
         verify_us = self.cost(len(streams), len(streams) + int(lengths.sum()))
         verify_us *= float(np.exp(self.noise * self.rng.normal()))
-        outcome = RoundOutcome(plan, names, 128, lengths, accepted, confidence, drafted, draft_us, verify_us)
+        times = (None, None, verify_us + (draft_us or 0.0)) if self.whole else (draft_us, verify_us, None)
+        outcome = RoundOutcome(plan, names, 128, lengths, accepted, confidence, drafted, *times)
         self.controller.observe(outcome)
         self.microseconds += verify_us + (draft_us or 0.0)
         self.tokens += len(streams) + int(accepted.sum())

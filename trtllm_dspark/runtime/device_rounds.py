@@ -195,8 +195,6 @@ class DeviceRounds:
         drafted: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
     ) -> None:
         plan, confidence = finished.plan, result.confidence
-        # Only the whole round is timed: where it is the target's pass alone it can be compared with the cost table.
-        alone = not plan.drafts and not finished.has_prompts
         if confidence is not None:
             confidence = np.ascontiguousarray(confidence[:, : max(1, self._controller.draft_len)])
             self._scheduler.observe(finished.requests, confidence, np.flatnonzero(drafted))
@@ -209,7 +207,8 @@ class DeviceRounds:
                 accepted=accepted,
                 confidence=confidence,
                 drafted=drafted,
-                verify_us=result.device_us if alone else None,
+                # Only the whole round is timed; the cost table knows nothing of prompts.
+                round_us=None if finished.has_prompts else result.device_us,
             )
         )
         usable = drafted & (accepted >= 0)

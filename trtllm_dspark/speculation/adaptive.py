@@ -21,19 +21,18 @@ MEASURE_EVERY = 64
 """Rounds in a row with drafts before one without: what drafts cost shows against a pass that has none."""
 FIRST_MEASURE = 8
 """The same for the first time, when the table was not checked yet."""
-RATIO_MEMORY = 0.98
-RATIO_PRIOR = 1.0
-"""Drafts that the confidences count as right before outcomes say otherwise."""
-MAX_RATIO = 1.5
 
 
 class AdaptivePolicy:
     """Choose per request the survival a draft needs to be verified, and per round whether to draft at all.
 
     Every request is judged as if the whole batch were like it: of the thresholds C the one with the most tokens a
-    microsecond, R (1 + rho A(C)) / (d + t(C)), where A are the survivors over its past blocks, rho outcomes over
-    promises, d the draft's and t the pass's corrected time at the lengths C gives. What others sample, accept or ask
-    for does not enter; only how many they are (docs/adaptive.md).
+    microsecond, R (1 + rho A(C)) / (d(R) + t(C)), where A are the survivors over its past blocks, rho its outcomes over
+    its promises, d the draft's and t the pass's corrected time at the lengths C gives. Where even that is slower than
+    plain decoding the request alone decodes plainly. What others sample, accept or ask for does not enter, only how
+    many they are - with two exceptions: a new request is judged by the mean of all until it has blocks of its own, and
+    those that rest are probed one after the other. In turn a request pays d(R) / R for its share of a draft whoever
+    drafts with it; where few do, the others wait for the rest of that pass (docs/adaptive.md).
 
     Args:
         costs: times of the engine's passes.
@@ -45,16 +44,14 @@ class AdaptivePolicy:
         self.threshold: float | None = None
         self._costs = costs
         self._gamma = max_draft_len
-        self._steps = np.arange(max_draft_len)
         self._drafts = np.arange(max_draft_len + 1, dtype=np.float64)
         self._bypass = Bypass()
         self._blocks = BlockStatistics(max_draft_len)
-        self._promised = self._kept = 0.0
         self._thresholds: dict[Hashable, float] = {}
+        self._gains: list[float] = []
         self._batch: tuple[Hashable, ...] = ()
         self._age = self._round = 0
         self._measure_after = FIRST_MEASURE
-        self._fresh = False
         self._default = 1.0
         self._probed_at: dict[Hashable, int] = {}
         self._num_probed = 0
@@ -67,9 +64,8 @@ class AdaptivePolicy:
 
     @property
     def accepted_ratio(self) -> float:
-        """Drafts accepted over drafts promised, recently."""
-        ratio = (self._kept + RATIO_PRIOR) / (self._promised + RATIO_PRIOR)
-        return min(MAX_RATIO, ratio)
+        """Drafts accepted over drafts promised by all requests, recently."""
+        return self._blocks.accepted_ratio
 
     def plan(
         self, requests: Sequence[Hashable], caps: IntArray, depth: int, cost_scale: float
@@ -81,27 +77,48 @@ class AdaptivePolicy:
         if batch != self._batch or self._age >= EVALUATE_EVERY or self._round < FIRST_ROUNDS:
             self._batch, self._age = batch, 0
             self._evaluate(batch, caps, depth, cost_scale)
-            self._fresh = self._bypass.active and self._any_fresh(caps)
-        if self.gain is None:
+        if not self._gains:
+            self._bypass.meet(batch)
             return "speculate", caps
-        step = self._bypass.step(self.gain, fresh=self._fresh)
-        if step == "probe":
-            return step, self._only_probed(caps)
-        self._probing = None
-        if step == "speculate" and self._costs.rounds_unmeasured >= self._measure_after:
+        able = np.flatnonzero(caps).tolist()
+        requests_able = [batch[row] for row in able]
+        due = self._bypass.step(
+            requests_able,
+            [self._gains[row] for row in able],
+            [self._blocks.blocks(request) for request in requests_able],
+        )
+        resting = [row for row in able if self._bypass.rests(batch[row])]
+        probed = self._probed(resting) if due else None
+        if probed is None:
+            self._probing = None
+        if len(resting) == len(able):
+            if probed is None:
+                return "bypass", caps
+            one = np.zeros_like(caps)
+            one[probed] = caps[probed]
+            return "probe", one
+        if self._costs.rounds_unmeasured >= self._measure_after:
             self._measure_after = MEASURE_EVERY
             return "measure", caps
-        return step, caps
+        caps = caps.copy()
+        caps[resting] = 0
+        if probed is not None:
+            caps[probed] = 1
+        return "speculate", caps
 
     def thresholds(self, requests: Sequence[Hashable]) -> FloatArray:
-        """Return [R] float32 survivals that drafts need to be verified; above 1 = none."""
-        return np.array([self._thresholds.get(request, self._default) for request in requests], np.float32)
+        """Return [R] float32 survivals that drafts need to be verified; above 1 = none, 0 = it is probed."""
+        own = self._own_thresholds(requests)
+        own[[request == self._probing for request in requests]] = 0.0
+        return own
 
     def verify_lens(
         self, requests: Sequence[Hashable], *, caps: IntArray, confidence: FloatArray, budget: int, probing: bool
     ) -> IntArray:
         """Return [R] int64 drafts to verify: while the survival is at least the request's threshold."""
-        wanted = self.thresholds(requests)
+        wanted = self._own_thresholds(requests)
+        probed = np.array([request == self._probing for request in requests]) & (caps > 0)
+        probing = probing or bool(probed.any())
         # The core takes one threshold: survivals are scaled so that each request's own becomes the least of them.
         least = float(wanted.min())
         if least > 1 and not probing:
@@ -118,9 +135,10 @@ class AdaptivePolicy:
             token_budget=budget,
         )
         lengths: IntArray = schedule.verify_len
-        if probing and budget >= int(np.count_nonzero(caps)):
-            # A confidence nobody tests could be wrong for ever.
-            lengths = np.maximum(lengths, np.minimum(caps, 1))
+        # A confidence nobody tests could be wrong for ever.
+        tested = np.maximum(lengths, probed)
+        if tested.sum() <= budget:
+            lengths = tested
         return lengths
 
     def observe(
@@ -129,26 +147,24 @@ class AdaptivePolicy:
         """Learn from blocks of a past round: [N, gamma] calibrated confidences, [N] drafts verified and accepted."""
         # fmax: where the drafter gave no number nothing is promised.
         survival = np.fmax(confidence, np.float32(0)).cumprod(axis=1)
-        self._blocks.add(requests, survival)
-        if self._bypass.active:
+        self._blocks.add(requests, survival, verify_len, accepted)
+        if self._bypass.active or self._probing is not None:
             self._batch = ()
-        tested = self._steps < verify_len[:, None]
-        self._promised = RATIO_MEMORY * self._promised + float(survival[tested].sum())
-        self._kept = RATIO_MEMORY * self._kept + float(accepted.sum())
 
     def forget(self, request: Hashable) -> None:
         """Drop what is kept about a request that has ended."""
         self._blocks.forget(request)
         self._thresholds.pop(request, None)
         self._probed_at.pop(request, None)
+        self._bypass.forget(request)
         self._batch = ()
 
     def _evaluate(self, batch: tuple[Hashable, ...], caps: IntArray, depth: int, cost_scale: float) -> None:
         """Set thresholds and gain of the batch."""
         count = len(batch)
-        drafting = [request for request, cap in zip(batch, caps.tolist(), strict=True) if cap > 0]
         curve = self._costs.verify_us(count, depth, cost_scale=cost_scale).astype(np.float64)
-        draft_us = self._costs.draft_us(len(drafting), depth)
+        # By the number of requests, not by who drafts: nobody pays for what others do not use.
+        draft_us = self._costs.draft_us(count, depth)
         plain_us = float(curve[count])
         # What k more tokens of every request add, as one request's part.
         added = (curve[count::count] - plain_us) / count
@@ -159,43 +175,37 @@ class AdaptivePolicy:
             self._default = min(1.0, max(float(THRESHOLDS[0]), least))
             self.threshold = self._default
             return
-        lengths, survivors = self._blocks.means(drafting)
-        tokens = 1.0 + self.accepted_ratio * survivors
+        lengths, survivors = self._blocks.means(batch)
+        tokens = 1.0 + self._blocks.ratios(batch)[:, None] * survivors
         # One request's lengths are what the pass gets; of many alike it gets their mean, at the slope it has there.
         mean = count * (1.0 + lengths @ self._drafts)
         together = (np.interp(mean, np.arange(len(curve)), curve) - plain_us) / count
         more_us = (lengths @ added) / count + together * (1.0 - 1.0 / count)
-        rates = tokens / (draft_us / len(drafting) + plain_us / count + more_us)
+        rates = tokens / (draft_us / count + plain_us / count + more_us)
         # Of equal rates the one that verifies least.
         best = rates.shape[1] - 1 - np.argmax(rates[:, ::-1], axis=1)
-        rows = np.arange(len(drafting))
-        gained = float((tokens[rows, best] - 1.0).sum())
-        spent = draft_us + float(more_us[rows, best].sum())
-        self.gain = (count + gained) / (plain_us + spent) * plain_us / count - 1.0
         chosen = THRESHOLDS[best].astype(np.float64)
-        self._thresholds.update(zip(drafting, chosen.tolist(), strict=True))
-        self.threshold = float(np.minimum(chosen, 1.0).mean())
+        self._thresholds.update(zip(batch, chosen.tolist(), strict=True))
+        gains = rates[np.arange(count), best] * plain_us / count - 1.0
+        self._gains = gains.tolist()
+        able = caps > 0
+        self.gain, self.threshold = float(gains[able].mean()), float(np.minimum(chosen[able], 1.0).mean())
 
-    def _any_fresh(self, caps: IntArray) -> bool:
-        """Whether a request that could draft was never seen to."""
-        pairs = zip(self._batch, caps.tolist(), strict=True)
-        return any([cap > 0 and self._blocks.blocks(request) == 0 for request, cap in pairs])
+    def _own_thresholds(self, requests: Sequence[Hashable]) -> FloatArray:
+        return np.array([self._thresholds.get(request, self._default) for request in requests], np.float32)
 
-    def _only_probed(self, caps: IntArray) -> IntArray:
-        """Return caps that let one request draft, the same one during a probe: the unknown first, then the longest ago.
+    def _probed(self, rows: list[int]) -> int:
+        """Return the row that is probed, the same one during a probe: the unknown first, then the longest ago.
 
         One request costs less than all, and every request gets its turn.
         """
-        rows = [row for row, cap in enumerate(caps.tolist()) if cap > 0]
         row = next((row for row in rows if self._batch[row] == self._probing), None)
         if row is None:
             row = min(rows, key=lambda row: self._last_probe(self._batch[row]))
             self._probing = self._batch[row]
             self._num_probed += 1
             self._probed_at[self._probing] = self._num_probed
-        one = np.zeros_like(caps)
-        one[row] = caps[row]
-        return one
+        return row
 
     def _last_probe(self, request: Hashable) -> tuple[bool, int]:
         return self._blocks.blocks(request) > 0, self._probed_at.get(request, 0)

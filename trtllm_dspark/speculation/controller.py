@@ -118,6 +118,7 @@ class RoundOutcome:
         draft_us: microseconds of absorbing, the block, the chain and the confidences; None where it did not run or
             was not timed.
         verify_us: microseconds of the target pass and the acceptance; None where it was not timed.
+        round_us: microseconds of all of that together, where its parts are not timed; else None.
     """
 
     plan: RoundPlan
@@ -129,6 +130,7 @@ class RoundOutcome:
     drafted: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
     draft_us: float | None = None
     verify_us: float | None = None
+    round_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,8 @@ class ControllerState:
     Attributes:
         reason: of the last plan.
         bypassed: whether the adaptive policy decodes plainly.
-        gain: predicted rate of speculating over that of plain decoding, minus 1; None where unknown.
+        gain: mean over the requests of the predicted rate of speculating over that of plain decoding, minus 1, each as
+            if all were like it; None where unknown.
         threshold: mean over the requests of the least survival a draft needs; None outside `adaptive`.
         accepted_ratio: drafts accepted over drafts the confidences promised, recently; 1 = as promised.
         correction: what the cost table is multiplied with.
@@ -366,16 +369,26 @@ class SpeculationController:
         )
 
     def _observe_times(self, outcome: RoundOutcome) -> None:
-        if self._costs is None or not len(outcome.requests) or outcome.verify_us is None:
+        if self._costs is None or not len(outcome.requests):
             return
-        count, depth = len(outcome.requests), outcome.depth
-        predicted = self._costs.observe_verify(
-            count, count + int(outcome.verify_len.sum()), depth, outcome.verify_us, cost_scale=outcome.plan.cost_scale
-        )
+        count, depth, scale = len(outcome.requests), outcome.depth, outcome.plan.cost_scale
+        tokens, drafted = count + int(outcome.verify_len.sum()), int(outcome.drafted.sum()) or count
+        # Without drafts the target pass is the whole round.
         measured = outcome.verify_us
-        if outcome.draft_us is not None:
-            predicted += self._costs.observe_draft(int(outcome.drafted.sum()) or count, depth, outcome.draft_us)
-            measured += outcome.draft_us
+        if measured is None and not outcome.plan.drafts:
+            measured = outcome.round_us
+        if measured is not None:
+            predicted = self._costs.observe_verify(count, tokens, depth, measured, cost_scale=scale)
+            if outcome.draft_us is not None:
+                predicted += self._costs.observe_draft(drafted, depth, outcome.draft_us)
+                measured += outcome.draft_us
+        elif outcome.plan.drafts and outcome.round_us is not None:
+            measured = outcome.round_us
+            predicted = self._costs.observe_round(count, tokens, drafted, depth, measured, cost_scale=scale)
+        else:
+            if outcome.plan.drafts:
+                self._costs.observe_untimed()
+            return
         self._predicted_us, self._measured_us = predicted, measured
         self.counters.add_times(predicted, measured)
 

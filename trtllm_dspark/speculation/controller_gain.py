@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_dspark.engine.base import FloatArray
+from trtllm_dspark.engine.base import FloatArray, IntArray
 
 THRESHOLDS = np.array(
     [0.03, 0.06, 0.09, 0.12, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 2.0], np.float32
@@ -17,15 +17,25 @@ MEMORY = 0.9
 """Weight of a block after one more of its request: what is known of a request rests on its last ten blocks."""
 POOL_MEMORY = 0.98
 PRIOR_BLOCKS = 2.0
-"""Blocks that what is known of all requests counts for in what is known of one."""
+"""Blocks that what is known of all requests counts for in a new one; they fade as its own blocks come in."""
+RATIO_MEMORY = 0.98
+"""Weight of a block's outcome after one more block of its request was verified."""
+RATIO_PRIOR = 1.0
+"""Drafts that count as right as promised before outcomes say otherwise."""
+POOL_DRAFTS = 2.0
+"""Drafts that the outcomes of all requests count for in a new one; they fade likewise."""
+MAX_RATIO = 1.5
 Reals = NDArray[np.float64]
+_UNTESTED = np.array([0.0, 0.0, 1.0])
+_OUTCOME_MEMORY = np.array([RATIO_MEMORY, RATIO_MEMORY, MEMORY])
 
 
 class BlockStatistics:
     """Means over past blocks, by request and threshold: how many drafts would be verified, how many survive.
 
     A request is a row of one array, so that a batch costs a few array operations: by threshold the shares of the verify
-    lengths 0..gamma, and behind them the mean survivors.
+    lengths 0..gamma, and behind them the mean survivors. Beside it stands what its confidences promised and what of
+    that was accepted. What others did enters only as long as little is known of the request itself.
 
     Args:
         max_draft_len: gamma.
@@ -40,6 +50,9 @@ class BlockStatistics:
         self._sums: Reals = np.zeros((0, len(THRESHOLDS), max_draft_len + 2))
         self._pool: Reals = np.zeros((len(THRESHOLDS), max_draft_len + 2))
         self._pool_weight = 0.0
+        # By request: drafts promised, drafts accepted, and what is left of the weight of all requests' ratio.
+        self._outcomes: Reals = np.zeros((0, 3))
+        self._promised = self._kept = 0.0
 
     @property
     def empty(self) -> bool:
@@ -55,12 +68,19 @@ class BlockStatistics:
         row = self._rows.get(request)
         return 0.0 if row is None else self._weight[row]
 
-    def add(self, requests: Sequence[Hashable], survival: FloatArray) -> None:
+    @property
+    def accepted_ratio(self) -> float:
+        """Drafts accepted over drafts promised by all requests, recently."""
+        return min(MAX_RATIO, (self._kept + RATIO_PRIOR) / (self._promised + RATIO_PRIOR))
+
+    def add(self, requests: Sequence[Hashable], survival: FloatArray, verify_len: IntArray, accepted: IntArray) -> None:
         """Add one block of each request.
 
         Args:
             requests: different ones.
             survival: [R, gamma] float32, falling along a row.
+            verify_len: [R] int64 drafts verified.
+            accepted: [R] int64 drafts accepted.
         """
         if not requests:
             return
@@ -78,10 +98,25 @@ class BlockStatistics:
         self._sums[rows] = block
         for row in rows:
             self._weight[row] = MEMORY * self._weight[row] + 1.0
+        promised = sums[np.arange(len(rows)), verify_len]
+        self._promised = RATIO_MEMORY * self._promised + float(promised.sum())
+        self._kept = RATIO_MEMORY * self._kept + float(accepted.sum())
+        tested = np.array(rows)[verify_len > 0]
+        self._outcomes[tested] *= _OUTCOME_MEMORY
+        self._outcomes[tested, 0] += promised[verify_len > 0]
+        self._outcomes[tested, 1] += accepted[verify_len > 0]
+
+    def ratios(self, requests: Sequence[Hashable]) -> Reals:
+        """Return [R] drafts accepted over drafts promised by each request, recently."""
+        rows = [self._rows.get(request, -1) for request in requests]
+        own = np.array([_UNTESTED if row < 0 else self._outcomes[row] for row in rows])
+        pool = POOL_DRAFTS * own[:, 2]
+        ratio = (own[:, 1] + RATIO_PRIOR + pool * self.accepted_ratio) / (own[:, 0] + RATIO_PRIOR + pool)
+        return np.minimum(MAX_RATIO, ratio)
 
     def means(self, requests: Sequence[Hashable]) -> tuple[Reals, Reals]:
         """Return [R, C, gamma + 1] shares of verify lengths and [R, C] mean survivors by threshold; not while empty."""
-        prior = self._pool * (PRIOR_BLOCKS / self._pool_weight)
+        prior = self._pool / self._pool_weight
         rows = [self._rows.get(request, -1) for request in requests]
         weight = np.array([0.0 if row < 0 else self._weight[row] for row in rows])
         if len(self._sums):
@@ -90,7 +125,9 @@ class BlockStatistics:
             own = np.where(known[:, None, None], self._sums[rows], 0.0)
         else:
             own = np.zeros((len(rows), *self._pool.shape))
-        means = (own + prior) / (weight + PRIOR_BLOCKS)[:, None, None]
+        # What is left of the prior after as many own blocks as that weight.
+        pool = PRIOR_BLOCKS * (1.0 - (1.0 - MEMORY) * weight)
+        means = (own + pool[:, None, None] * prior) / (weight + pool)[:, None, None]
         return means[:, :, :-1], means[:, :, -1]
 
     def forget(self, request: Hashable) -> None:
@@ -108,6 +145,8 @@ class BlockStatistics:
                 before, more = len(self._weight), max(8, len(self._weight))
                 self._weight += [0.0] * more
                 self._sums = np.concatenate([self._sums, np.zeros((more, *self._pool.shape))])
+                self._outcomes = np.concatenate([self._outcomes, np.zeros((more, 3))])
                 self._free += range(before + more - 1, before - 1, -1)
             row = self._rows[request] = self._free.pop()
+            self._outcomes[row] = _UNTESTED
         return row

@@ -1,8 +1,8 @@
 """A round's plan for an engine that chooses verify lengths on its device, from rounds that were collected.
 
 The host is a round behind there: what it knows when it submits round n are rounds up to n - 2. That suffices, because
-no decision of the host may look at its round's confidences anyway (docs/losslessness.md); what they decide, causally and
-request by request, is decided beside them on the device.
+no decision of the host may look at its round's confidences anyway (docs/losslessness.md); what they decide, causally
+and request by request, is decided beside them on the device.
 """
 
 from __future__ import annotations

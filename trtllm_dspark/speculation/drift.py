@@ -15,7 +15,11 @@ logger = logging.getLogger(__name__)
 BASE_BOUND = 64.0
 """The base is corrected by at most this factor either way; what all three share decides nothing."""
 RATIO_BOUND = 4.0
-"""Marginal and draft cost are corrected by at most this factor more, or less, than the base."""
+"""Marginal cost is corrected by at most this factor more, or less, than the base."""
+DRAFT_BOUND = 64.0
+"""The same of drafting: a table whose drafts are far too cheap would never let anybody stop."""
+MIN_DRAFT_US = 1.0
+"""Drafting takes this much at least, whatever a table says."""
 MEMORY = 0.99
 """Weight of a round after one more round: a correction rests on about a hundred."""
 PRIOR = 0.25
@@ -42,7 +46,7 @@ class Correction:
     Attributes:
         base: of a pass over one token a request, within [1/64, 64].
         marginal: of what more tokens add to it, within [1/4, 4] of `base`.
-        draft: of drafting, within [1/4, 4] of `base`.
+        draft: of drafting, within [1/64, 64] of `base`.
     """
 
     base: float = 1.0
@@ -56,6 +60,9 @@ class RoundCosts:
     A verify pass is predicted as `base * t(R, R) + marginal * (t(R, T) - t(R, R))`, a draft as `draft * d(R)`. Base and
     marginal are fitted to the rounds by least squares with forgetting; while the rounds cannot tell them apart both
     are the ratio of measured to predicted time. A factor all three share decides nothing; what differs among them does.
+
+    Where only whole rounds are timed, those without drafts measure the base, and what the others take beyond it
+    corrects marginal and draft cost alike.
 
     Args:
         table: times of the engine's passes.
@@ -71,12 +78,14 @@ class RoundCosts:
         self._n = self._nx = self._nxx = self._y = self._xy = 0.0
         self._unmeasured = 0
         self._draft_weight = self._draft_ratio = 0.0
+        # Whole rounds: their number, and in passes over one token a request what they took and what the table adds.
+        self._rounds = self._taken = self._more = self._drafts = 0.0
         self._told = Correction()
         self._untold = TELL_EVERY - FIRST_TELL
 
     @property
     def rounds_unmeasured(self) -> int:
-        """Passes since the last one that verified next to no drafts: only those tell base and marginal cost apart."""
+        """Rounds with drafts, timed or not, since the last timed pass without: they tell base from drafts."""
         return self._unmeasured
 
     def plain_us(self, num_requests: int, depth: int) -> float:
@@ -124,7 +133,7 @@ class RoundCosts:
         return predicted
 
     def observe_draft(self, num_requests: int, depth: int, measured_us: float) -> float:
-        """Learn from one draft; return the time that was predicted for it."""
+        """Learn from one draft, timed by itself; return the time that was predicted for it."""
         table_us = self._curve(num_requests, depth)[1]
         predicted = self.correction.draft * table_us
         taken = _believable(measured_us, predicted, table_us)
@@ -132,6 +141,46 @@ class RoundCosts:
         self._draft_ratio = MEMORY * self._draft_ratio + taken / table_us
         self._correct(self.correction.base, self.correction.marginal)
         return predicted
+
+    def observe_round(
+        self,
+        num_requests: int,
+        num_tokens: int,
+        num_drafted: int,
+        depth: int,
+        measured_us: float,
+        *,
+        cost_scale: float = 1.0,
+    ) -> float:
+        """Learn from a round with drafts of which only the whole was timed; return the time predicted for it.
+
+        Args:
+            num_requests: R.
+            num_tokens: T of its target pass.
+            num_drafted: requests that drafted.
+            depth: tokens cached before each row, on average.
+            measured_us: microseconds of drafting, target pass and acceptance.
+            cost_scale: as it was planned with.
+        """
+        curve = self._curve(num_requests, depth)[0]
+        first, draft = float(curve[num_requests]), self._curve(num_drafted, depth)[1]
+        more = cost_scale * (float(curve[min(num_tokens, len(curve) - 1)]) - first)
+        correction = self.correction
+        predicted = correction.base * first + correction.marginal * more + correction.draft * draft
+        taken = _believable(measured_us, predicted, first + more + draft)
+        self._rounds, self._taken = MEMORY * self._rounds + 1.0, MEMORY * self._taken + taken / first
+        self._more, self._drafts = MEMORY * self._more + more / first, MEMORY * self._drafts + draft / first
+        self._unmeasured += 1
+        base = correction.base
+        if not self._n:
+            # No plain round was timed: nothing tells the parts apart.
+            base = self._taken / (self._rounds + self._more + self._drafts)
+        self._correct(base, base)
+        return predicted
+
+    def observe_untimed(self) -> None:
+        """Count a round with drafts that could not be timed."""
+        self._unmeasured += 1
 
     def _curve(self, num_requests: int, depth: int) -> tuple[FloatArray, float]:
         """Return the table's own verify curve and draft time, kept by rounded depth."""
@@ -143,7 +192,7 @@ class RoundCosts:
             rounded = key[1] * DEPTH_STEP
             curve = self.table.step_time_us(num_requests, num_requests * self._width, depth=rounded)
             curve[:num_requests] = curve[num_requests]
-            found = curve, self.table.draft_time_us(num_requests, depth=rounded)
+            found = curve, max(MIN_DRAFT_US, self.table.draft_time_us(num_requests, depth=rounded))
             self._curves[key] = found
         return found
 
@@ -151,7 +200,11 @@ class RoundCosts:
         # As long as no draft was timed it is taken to drift like the target.
         draft = self._draft_ratio / self._draft_weight if self._draft_weight else base
         base = _bounded(base, 1.0, BASE_BOUND)
-        self.correction = Correction(base, _bounded(marginal, base, RATIO_BOUND), _bounded(draft, base, RATIO_BOUND))
+        if self._rounds:
+            beyond = self._taken - base * self._rounds
+            marginal = _bounded(beyond / (self._more + self._drafts), base, RATIO_BOUND)
+            draft = (beyond - marginal * self._more) / self._drafts
+        self.correction = Correction(base, _bounded(marginal, base, RATIO_BOUND), _bounded(draft, base, DRAFT_BOUND))
         self._untold += 1
         if self._untold >= TELL_EVERY:
             self._tell()

@@ -115,6 +115,27 @@ def test_bypass_long_prompt_is_absorbed_by_whole_passes_and_drafts_are_right_aft
     assert outputs["a"][-1].finished
 
 
+def test_request_that_rests_among_others_keeps_no_more_than_a_pass_waiting() -> None:
+    engine = VirtualEngine(max_seq_len=400, max_num_tokens=16, mistake_every=0, max_batch_size=2)
+    session = make(engine)
+    session._controller._adaptive.plan = lambda requests, caps, *rest: (  # type: ignore[method-assign, union-attr]
+        "speculate",
+        np.where([request.request.request_id == "drafts" for request in requests], caps, 0),
+    )
+    for name, max_tokens in (("drafts", 200), ("rests", 60)):
+        session.add(Request(name, prompt(1, 10), SamplingParams(max_tokens=max_tokens)))
+    waiting = []
+    while session.has_unfinished():
+        session.step()
+        for request in session._slots:
+            if request.request.request_id == "rests":
+                waiting.append(request.num_pending)
+                assert all(part.base is None for part in request.features[:-1]), "a pass of others is kept"
+    assert session.stats.draft_passes > 100
+    assert 10 < max(waiting) <= 16
+    assert waiting.index(max(waiting)) < len(waiting) - 10, "it was absorbed"
+
+
 def two_times(one_token: float, whole_block: float) -> CostTable:
     verify = {VerifyShape(1, 1, 1, 0): one_token, VerifyShape(1, 5, 5, 0): whole_block}
     return CostTable(verify, {DraftShape(1, 0): 9.0})

@@ -81,15 +81,17 @@ class BlockProposer:
         that ends before anything is drafted for it is never charged. What waits lies in the host's memory, so all
         requests together keep no more than `MOST_PENDING` tokens waiting.
         """
-        limit = self._engine.limits.max_num_tokens if lazy else 1
-        pending = [request.num_pending for request in requests]
-        if lazy and sum(pending) < MOST_PENDING:
-            overdue = [count >= limit for count in pending]
-            self._own_features(requests)
-        else:
-            overdue = [count > 0 for count in pending]
+        overdue = self._overdue(requests, lazy=lazy)
         if any(overdue):
             self._absorb_pending(requests, overdue)
+
+    def _overdue(self, requests: list[ActiveRequest], *, lazy: bool) -> list[bool]:
+        """Return which requests must not wait any longer."""
+        pending = [request.num_pending for request in requests]
+        if not lazy or sum(pending) >= MOST_PENDING:
+            return [count > 0 for count in pending]
+        self._own_features(requests)
+        return [count >= self._engine.limits.max_num_tokens for count in pending]
 
     def _own_features(self, requests: list[ActiveRequest]) -> None:
         """Let go of the pass a request's newest features are a view of: it holds every mate's rows too."""
@@ -103,7 +105,10 @@ class BlockProposer:
         """Let the drafter's context catch up with the target's cache, then draft one block a request."""
         started = self._timer.clock()
         wanted = (plan.caps > 0).tolist()
-        self._absorb_pending(requests, wanted if lazy else [True] * len(requests))
+        # Those that do not draft keep up as in a plain round.
+        resting = [request for request, want in zip(requests, wanted, strict=True) if not want]
+        overdue = iter(self._overdue(resting, lazy=lazy))
+        self._absorb_pending(requests, [want or next(overdue) for want in wanted])
         # One pass covers contiguous slots: a request inside the span that does not draft rides along unread.
         drafting = np.flatnonzero(plan.caps).tolist()
         first, last = drafting[0], drafting[-1] + 1

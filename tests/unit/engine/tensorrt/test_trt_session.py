@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -205,6 +206,7 @@ def test_session_adaptive_drafts_bypasses_and_probes(toy_weights: Written, opene
     for draft_us, wanted in ((10.0, {"speculate"}), (900.0, {"bypass"})):
         engine, _ = opened(toy_weights)
         table = _table(gamma, draft_us)
+        _take(engine, draft_us)
         session = make(engine, toy_weights, "adaptive", cost_table=table)
         assert run(session, todo) == expected
         plans = {reason for reason, count in session.stats.plans.items() if count}
@@ -231,6 +233,19 @@ def test_session_stale_budget_follows_collected_confidences(toy_weights: Written
     assert budgets[0] >= gamma - 1, "nothing is known of a request at first: it is verified in full"
     assert len(set(budgets)) > 2, "budgets follow the confidences"
     assert max(flying for _, flying in submitted) == 1
+
+
+def _take(engine: Any, draft_us: float) -> None:
+    """Let rounds take what `_table` says."""
+    original = engine.collect_round
+
+    def collect(ticket: int) -> Any:
+        result = original(ticket)
+        tokens = 0 if result.verify_len is None else len(result.verify_len) + int(result.verify_len.sum())
+        drafting = 0.0 if result.confidence is None else draft_us
+        return replace(result, device_us=100.0 + 20.0 * tokens + drafting)
+
+    engine.collect_round = collect
 
 
 def _table(gamma: int, draft_us: float) -> CostTable:
