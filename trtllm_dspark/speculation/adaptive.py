@@ -52,6 +52,7 @@ class AdaptivePolicy:
         self._batch: tuple[Hashable, ...] = ()
         self._age = self._round = 0
         self._measure_after = FIRST_MEASURE
+        self._unmeasured = 0
         self._default = 1.0
         self._probed_at: dict[Hashable, int] = {}
         self._num_probed = 0
@@ -97,8 +98,7 @@ class AdaptivePolicy:
             one = np.zeros_like(caps)
             one[probed] = caps[probed]
             return "probe", one
-        if self._costs.rounds_unmeasured >= self._measure_after:
-            self._measure_after = MEASURE_EVERY
+        if self._wants_measure():
             return "measure", caps
         caps = caps.copy()
         caps[resting] = 0
@@ -190,6 +190,17 @@ class AdaptivePolicy:
         self._gains = gains.tolist()
         able = caps > 0
         self.gain, self.threshold = float(gains[able].mean()), float(np.minimum(chosen[able], 1.0).mean())
+
+    def _wants_measure(self) -> bool:
+        """Return whether a plain round is due; one that could not be timed is not followed by another at once."""
+        unmeasured = self._costs.rounds_unmeasured
+        if unmeasured < self._unmeasured:
+            self._measure_after = MEASURE_EVERY
+        self._unmeasured = unmeasured
+        if unmeasured < self._measure_after:
+            return False
+        self._measure_after = unmeasured + MEASURE_EVERY
+        return True
 
     def _own_thresholds(self, requests: Sequence[Hashable]) -> FloatArray:
         return np.array([self._thresholds.get(request, self._default) for request in requests], np.float32)

@@ -366,3 +366,17 @@ def test_calibrator_is_told_what_the_head_said() -> None:
     lengths = one.verify_lens(plan, ["a"], caps=plan.caps, confidence=calibrated, depth=0)
     one.observe(RoundOutcome(plan, ["a"], 0, lengths, np.array([0]), calibrated, np.array([True])))
     assert calibrator.seen[0] == pytest.approx(raw, abs=1e-5)
+
+
+def test_rounds_that_nobody_times_are_mostly_speculated() -> None:
+    """A plain round that prompts share is not timed; another one right behind it would help no more."""
+    one = controller()
+    reasons = []
+    for _ in range(400):
+        plan = one.plan(["a"], caps=np.array([GAMMA]), token_budget=99, depth=0)
+        reasons.append(plan.reason)
+        confidence = np.full((1, GAMMA), 0.9, np.float32) if plan.drafts else None
+        lengths = one.verify_lens(plan, ["a"], caps=plan.caps, confidence=confidence, depth=0)
+        one.observe(RoundOutcome(plan, ["a"], 0, lengths, lengths, confidence, plan.caps > 0))
+    assert reasons.count("speculate") > 380
+    assert reasons.count("measure") >= 400 // 64
