@@ -71,10 +71,15 @@ def _graphs(engine: EngineDirectory) -> list[str]:
 
 def _graph_rows(engine: EngineDirectory, name: str) -> list[Row]:
     import onnx
+    from google.protobuf.message import DecodeError
 
     from trtllm_dspark.build.plan_report import graph_bindings
 
-    model = onnx.load(engine.file(name), load_external_data=False)
+    try:
+        model = onnx.load(engine.file(name), load_external_data=False)
+    except DecodeError:
+        # Its hash is right, so it was written like this: the rest of the directory is still worth showing.
+        return [(name, "no ONNX graph; build the engine again")]
     kinds = Counter(node.op_type for node in model.graph.node)
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(8))
     nodes = f"{len(model.graph.node)}: {counts}{', ...' if len(kinds) > 8 else ''}"

@@ -75,7 +75,7 @@ def test_openai_front_is_asked_for_its_usage(
     code, out, _ = bench(capsys, *flags, "--requests", "4", "--api", "openai", "--json")
     row = json.loads(out)["rows"][0]
     assert code == 0
-    assert row["tokens_per_s"] * row["seconds"] == pytest.approx(28, rel=1e-3)
+    assert row["tokens_per_s"] * row["seconds"] == pytest.approx(28, rel=1e-2)
     assert row["accepted_len"] is None
     path, body = server.bodies[0]
     assert path == "/v1/chat/completions"

@@ -56,3 +56,9 @@ def test_reader_that_leaves_is_quiet(engine: str) -> None:
 def test_closed_streams_do_not_crash(engine: str) -> None:
     command = f"exec {sys.executable} -m trtllm_dspark.cli.main inspect --engine_dir {engine} >&- 2>&-"
     assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
+
+
+def test_inspect_shows_the_rest_of_an_engine_whose_graph_is_none(engine: str) -> None:
+    done = run("inspect", "--engine_dir", engine, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert done.returncode == 0
+    assert "no ONNX graph; build the engine again" in done.stdout
