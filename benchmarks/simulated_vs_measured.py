@@ -263,6 +263,7 @@ def record(args: argparse.Namespace, prompts: Sequence[Prompt]) -> AcceptancePro
     plain = argparse.Namespace(
         engine_dir=args.engine_dir, num_threads=args.num_threads, acceptance="rejection", temperature=0.0, top_k=0,
         top_p=1.0, seed=None, stop=[], ignore_eos=True, raw=args.raw, min_tokens=0, max_tokens=args.max_tokens,
+        kernel_library=None,
     )  # fmt: skip
     bare = [replace(prompt, sampling={}) for prompt in prompts]
     return record_acceptance(plain, bare, args.engine_dir / "acceptance.json")
