@@ -11,8 +11,8 @@ import numpy as np
 from trtllm_dspark.engine.base import Engine, FloatArray, IntArray, TokenBatch
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.runtime.active import ActiveRequest
+from trtllm_dspark.runtime.proposers._text import TextProposer
 from trtllm_dspark.runtime.proposers.base import AcceptanceMode, Chunks, Draft
-from trtllm_dspark.runtime.proposers.ngram import checked_draft_len
 from trtllm_dspark.runtime.timing import PassTimer
 from trtllm_dspark.speculation.controller import RoundPlan
 from trtllm_dspark.speculation.cost_table import CostTable, DraftShape
@@ -29,7 +29,7 @@ class _Text:
     proposed: list[int] = field(default_factory=list)
 
 
-class DraftModelProposer:
+class DraftModelProposer(TextProposer[_Text]):
     """Draft the likeliest tokens of another model, one after the other.
 
     Drafts are argmaxes at every temperature: certain given the text, so their q is a point mass and one probability of
@@ -55,7 +55,7 @@ class DraftModelProposer:
         *,
         max_draft_len: int | None = None,
     ) -> None:
-        self._draft_len = checked_draft_len(engine, max_draft_len)
+        super().__init__(engine, timer, max_draft_len)
         own, limits = draft_engine.limits, engine.limits
         if own.vocab_size != limits.vocab_size:
             raise ConfigError(
@@ -69,27 +69,10 @@ class DraftModelProposer:
                     f"{getattr(limits, name)}; build it with at least as much"
                 )
         self._engine = draft_engine
-        self._timer = timer
-        self._texts: dict[ActiveRequest, _Text] = {}
-
-    @property
-    def draft_len(self) -> int:
-        """Drafts of one request proposed in a round at most."""
-        return self._draft_len
-
-    @property
-    def has_confidence(self) -> bool:
-        """The draft model's probability of each draft."""
-        return True
 
     @property
     def learns_across_requests(self) -> bool:
         """A confidence reads its own request only."""
-        return False
-
-    @property
-    def needs_features(self) -> bool:
-        """It reads tokens only."""
         return False
 
     def costs(self, table: CostTable) -> CostTable:
@@ -181,20 +164,13 @@ class DraftModelProposer:
                 self._engine.copy_slot, source, destination, num_tokens=text.num_cached, num_context=0
             )
 
-    def forget(self, request: ActiveRequest) -> None:
-        """Drop the request's text."""
-        self._texts.pop(request, None)
-
     def close(self) -> None:
         """Release the draft model."""
-        self._texts.clear()
+        super().close()
         self._engine.close()
 
-    def _text(self, request: ActiveRequest) -> _Text:
-        text = self._texts.get(request)
-        if text is None:
-            text = self._texts[request] = _Text(request.prompt.tolist())
-        return text
+    def _new_text(self, prompt: list[int]) -> _Text:
+        return _Text(prompt)
 
     def _cache(self, requests: list[ActiveRequest], lengths: list[int]) -> None:
         """Cache the first `lengths` tokens of each request, in as few passes as the draft engine takes."""

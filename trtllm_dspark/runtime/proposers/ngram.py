@@ -8,15 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from trtllm_dspark.engine.base import Engine, FloatArray, IntArray
-from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.runtime.active import ActiveRequest
 from trtllm_dspark.runtime.proposers._lookup import MAX_MATCH, PromptLookup
+from trtllm_dspark.runtime.proposers._text import TextProposer
 from trtllm_dspark.runtime.proposers.base import AcceptanceMode, Chunks, Draft
 from trtllm_dspark.runtime.timing import PassTimer
 from trtllm_dspark.speculation.controller import RoundPlan
 from trtllm_dspark.speculation.cost_table import CostTable, DraftShape
 
-DEFAULT_DRAFT_LEN = 7
 PRIOR = 4.0
 """Tries that what is assumed before the first outcome counts for."""
 ASSUMED = 0.5
@@ -26,7 +25,7 @@ SAMPLE_TOKENS = 512
 """Length of the text that a lookup is timed on."""
 
 
-class NgramProposer:
+class NgramProposer(TextProposer[PromptLookup]):
     """Look the last tokens up in prompt and output of the same request.
 
     How likely a draft survives is learned from past rounds, by position and by how many tokens agreed. The drafts are
@@ -45,33 +44,16 @@ class NgramProposer:
     def __init__(
         self, engine: Engine, acceptance: AcceptanceMode, timer: PassTimer, *, max_draft_len: int | None = None
     ) -> None:
-        self._draft_len = checked_draft_len(engine, max_draft_len)
-        self._timer = timer
-        self._texts: dict[ActiveRequest, PromptLookup] = {}
+        super().__init__(engine, timer, max_draft_len)
         shape = (MAX_MATCH + 1, self._draft_len)
         self._tried = np.full(shape, PRIOR)
         self._kept = np.full(shape, PRIOR * ASSUMED)
         self._matches: IntArray = np.zeros(0, np.int64)
 
     @property
-    def draft_len(self) -> int:
-        """Drafts of one request proposed in a round at most."""
-        return self._draft_len
-
-    @property
-    def has_confidence(self) -> bool:
-        """Learned from outcomes."""
-        return True
-
-    @property
     def learns_across_requests(self) -> bool:
         """Outcomes of all requests teach what a match is worth."""
         return True
-
-    @property
-    def needs_features(self) -> bool:
-        """It reads tokens only."""
-        return False
 
     def costs(self, table: CostTable) -> CostTable:
         """Return the engine's times with that of a lookup, which is measured here."""
@@ -136,38 +118,5 @@ class NgramProposer:
     def moved(self, request: ActiveRequest, source: int, destination: int) -> None:
         """Do nothing: texts belong to requests, not slots."""
 
-    def forget(self, request: ActiveRequest) -> None:
-        """Drop the request's text."""
-        self._texts.pop(request, None)
-
-    def close(self) -> None:
-        """Drop all texts."""
-        self._texts.clear()
-
-    def _text(self, request: ActiveRequest) -> PromptLookup:
-        text = self._texts.get(request)
-        if text is None:
-            text = self._texts[request] = PromptLookup(request.prompt.tolist())
-        return text
-
-
-def checked_draft_len(engine: Engine, max_draft_len: int | None) -> int:
-    """Return how many drafts a round proposes for each request.
-
-    Args:
-        engine: the target.
-        max_draft_len: what was asked for; None = the engine's block, or 7 without one, as far as a pass has room.
-
-    Raises:
-        ConfigError: it does not fit.
-    """
-    limits = engine.limits
-    room = limits.max_num_tokens // limits.max_batch_size - 1
-    if max_draft_len is None:
-        max_draft_len = min(limits.max_draft_len if limits.has_drafter else DEFAULT_DRAFT_LEN, room)
-    if not 1 <= max_draft_len <= room:
-        raise ConfigError(
-            f"{max_draft_len} drafts a request do not fit: a pass of {limits.max_num_tokens} tokens over "
-            f"{limits.max_batch_size} requests has room for {room}; build with a larger --max_num_tokens"
-        )
-    return max_draft_len
+    def _new_text(self, prompt: list[int]) -> PromptLookup:
+        return PromptLookup(prompt)
