@@ -40,6 +40,7 @@ dspark::LaunchStatus launch(LaunchCall const& call, cudaStream_t stream) {
     params.positions = call.input<std::int32_t>("positions");
     params.draft_tokens = call.input<std::int32_t>("draft_tokens");
     params.caps = call.input<std::int32_t>("caps");
+    params.thresholds = call.input<float>("thresholds");
     params.limits = call.input<std::int32_t>("limits");
     params.terms = call.input<float>("terms");
     params.step_time_us = call.input<float>("step_time_us");
@@ -61,7 +62,7 @@ OpDescription const& confidenceScheduleOp() {
     static std::vector<When> const with_head{{"confidence_head", kNonZero}};
     static OpDescription const op{
         "DsparkConfidenceSchedule",
-        "1",
+        "2",
         {
             {"schedule_mode", false, true, 0.0, 0.0, 3.0},
             {"confidence_head", false, false, 1.0, 0.0, 1.0},
@@ -78,6 +79,7 @@ OpDescription const& confidenceScheduleOp() {
             {"positions", {{"R"}}, int32Type()},
             {"draft_tokens", {{"R"}, {"gamma"}}, int32Type()},
             {"caps", {{"R"}}, int32Type()},
+            {"thresholds", {{"R"}}, float32Type(), {{"schedule_mode", 2u}}},
             {"limits", {{nullptr, 4}}, int32Type()},
             {"terms", {{nullptr, 3}}, float32Type()},
             {"step_time_us", {{"table_len"}}, float32Type()},

@@ -122,7 +122,7 @@ class CoreKernels:
             # No budget here: rounds of these tests never need one.
             assert caps.sum() <= limits[2]
             own = self._array(p, "thresholds", rows, dtype=np.float32).tolist()
-            lengths = np.array([_alone(confidence[r : r + 1], caps[r : r + 1], t) for r, t in enumerate(own)], np.int64)
+            lengths = threshold_lens(confidence, caps, own)
         positions = self._array(p, "positions", rows).astype(np.int64)
         packed = _core.pack_tokens(anchors, tokens, lengths, positions, pad_to=p["num_rows"])
         self._array(p, "verify_len", rows)[:] = lengths
@@ -186,6 +186,12 @@ class CoreKernels:
             self._array(p, "anchors", rows)[row] = out[row, emitted[row] - 1]
             self._array(p, "positions", rows)[row] += emitted[row]
             self._array(p, "remaining", rows)[row] -= emitted[row]
+
+
+def threshold_lens(confidence: np.ndarray, caps: np.ndarray, thresholds: list[float]) -> np.ndarray:
+    """Verify lengths [R] under a threshold for each request, no budget."""
+    rows = enumerate(thresholds)
+    return np.array([_alone(confidence[row : row + 1], caps[row : row + 1], own) for row, own in rows], np.int64)
 
 
 def _alone(confidence: np.ndarray, caps: np.ndarray, threshold: float) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from helpers.core_kernels import threshold_lens
 from trtllm_dspark import _core
 
 Arrays = dict[str, np.ndarray]
@@ -79,7 +80,7 @@ class CoreHeads:
         tokens, anchors = _long(inputs["draft_tokens"]), _long(inputs["anchors"])
         num_requests, gamma = tokens.shape
         draft_len, budget, token_budget, extra = inputs["limits"].tolist()
-        threshold, load_scale, fixed_time = inputs["terms"].tolist()
+        _, load_scale, fixed_time = inputs["terms"].tolist()
         confidence = self.confidence(inputs, anchors, tokens) if fields["confidence_head"] else None
         mode, caps = MODES[fields["schedule_mode"]], _long(inputs["caps"])
         times = inputs["step_time_us"]
@@ -92,7 +93,7 @@ class CoreHeads:
             confidence=None if mode == "fixed" else confidence,
             caps=caps,
             draft_len=draft_len if mode == "fixed" else None,
-            threshold=threshold if mode == "threshold" else None,
+            threshold=0.0 if mode == "threshold" else None,
             budget=budget if mode == "stale_topk" else None,
             token_budget=None if token_budget < 0 else token_budget,
             step_time_us=times if mode == "early_stop" and num_requests + extra + admitted < len(times) else None,
@@ -100,11 +101,16 @@ class CoreHeads:
             extra_tokens=extra,
             fixed_time_us=fixed_time,
         )
+        lengths = schedule.verify_len
+        if mode == "threshold" and confidence is not None:
+            # No budget here: rounds of these tests never need one.
+            assert token_budget < 0 or caps.sum() <= token_budget
+            lengths = threshold_lens(confidence, caps, inputs["thresholds"].tolist())
         rows = num_requests * (gamma + 1)
-        packed = _core.pack_tokens(anchors, tokens, schedule.verify_len, _long(inputs["positions"]), pad_to=rows)
+        packed = _core.pack_tokens(anchors, tokens, lengths, _long(inputs["positions"]), pad_to=rows)
         names = ("cu_tokens", "token_ids", "token_request", "token_position")
         found = {name: getattr(packed, name).astype(np.int32) for name in names}
-        found["verify_len"] = schedule.verify_len.astype(np.int32)
+        found["verify_len"] = lengths.astype(np.int32)
         found["report"] = np.array([0, schedule.num_candidates, found["cu_tokens"][-1], 0], np.int32)
         found["survival"] = np.zeros(tokens.shape, np.int32)
         return found | ({} if confidence is None else {"confidence": confidence})

@@ -46,6 +46,7 @@ class PluginRounds:
         self.shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in self.verify.inputs}
         self.gamma, self.table_len = self.shapes["draft_tokens"][1], shapes["step_time_us"][0]
         self.terms = np.array(terms, np.float32)
+        self.has_thresholds = "thresholds" in shapes
         self.limits = _ints([self.gamma, 0, -1, 0])
         self.calibrated = "inv_temperature" in shapes
         self.verified: list[list[int]] = []
@@ -102,6 +103,8 @@ class PluginRounds:
             "terms": self.terms,
             "step_time_us": (100 + 4.0 * np.arange(self.table_len)).astype(np.float32),
         }
+        if self.has_thresholds:
+            inputs["thresholds"] = np.full(len(decoding), self.terms[0], np.float32)
         if self.calibrated:
             inputs["inv_temperature"] = np.ones(self.gamma, np.float32)
             inputs["position_bias"] = np.zeros(self.gamma, np.float32)

@@ -67,7 +67,7 @@ def test_draft_and_accept_equal_direct_launch(run: PluginRunner, backend: SimtBa
     _compare(run("DsparkRaggedAccept", fields, accept[1]), launch(backend, "ragged_accept", *accept))
 
 
-@pytest.mark.parametrize("name", ["fixed", "threshold", "early_stop", "stale_topk", "no_markov_half"])
+@pytest.mark.parametrize("name", ["fixed", "threshold_each", "early_stop", "stale_topk", "no_markov_half"])
 def test_schedule_equals_direct_launch(run: PluginRunner, backend: SimtBackend, name: str) -> None:
     shape: ScheduleShape = replace(SCHEDULES[name], padding=0)
     problem: Problem = schedule_problem(make_schedule(shape))

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from helpers.kernels.plugin_harness import FIELD_FLOAT32, Harness
 
-from trtllm_dspark.plugins import parse_contract, plugin_contract
+from trtllm_dspark.plugins import expected_contract, parse_contract, plugin_contract
 
+VERSIONS = {name: spec.version for name, spec in parse_contract(expected_contract()).items()}
 FIELDS: dict[str, list[dict[str, float]]] = {
     "DsparkMarkovDraft": [
         {"vocab": 151936, "head_kind": 1, "acceptance": 1},
@@ -50,7 +51,7 @@ def _collection(trt: Any, fields: dict[str, float]) -> Any:
 
 
 def _creator(registry: Any, name: str) -> Any:
-    creator = registry.get_creator(name, "1", "trtllm_dspark")
+    creator = registry.get_creator(name, VERSIONS[name], "trtllm_dspark")
     assert creator is not None, name
     return creator
 
@@ -78,7 +79,7 @@ def test_create_plugin_has_the_capabilities_tensorrt_asks_for(trt: Any, registry
                 trt.PluginCapabilityType.RUNTIME,
             )
         )
-        assert (core.plugin_name, core.plugin_version, core.plugin_namespace) == (name, "1", "trtllm_dspark")
+        assert (core.plugin_name, core.plugin_version, core.plugin_namespace) == (name, VERSIONS[name], "trtllm_dspark")
         assert isinstance(build, trt.IPluginV3OneBuildV2)
         assert isinstance(runtime, trt.IPluginV3OneRuntime)
         assert build.num_outputs > 0

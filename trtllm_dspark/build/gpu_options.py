@@ -51,7 +51,7 @@ class GpuOptions:
             `disable` when None, which is what this version runs.
         dspark_plugin_library: the plugin library, built with `trtllm-dspark build_plugins`.
         acceptance: how a plugin engine accepts drafts; `rejection` when None.
-        schedule: how a plugin engine chooses verify lengths; `early_stop` when None.
+        schedule: how a plugin engine chooses verify lengths; `threshold` when None.
         num_candidates: restricts a plugin engine's drafts to so many largest base logits; all when None.
         strip_plan: leave weights out of the plans; the graphs stay in the directory for refitting.
         weight_streaming: plans whose weights may stay in host memory.

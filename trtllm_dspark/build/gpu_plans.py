@@ -20,13 +20,13 @@ from trtllm_dspark.build.tensorrt import CompiledPlan, CompilerJob, CompilerOpti
 from trtllm_dspark.build.tensorrt.compiler import merge_timing_caches
 from trtllm_dspark.build.tensorrt.device import find_device
 from trtllm_dspark.build.tensorrt.memory import KV_SPLIT
-from trtllm_dspark.build.tensorrt.plugin_library import check_plugin_library
 from trtllm_dspark.engine_dir import GpuBuild, write_plan_report
 from trtllm_dspark.errors import ConfigError, DeviceError
 from trtllm_dspark.graph import BLOCK_GRAPH, CONTEXT_GRAPH, TARGET_GRAPH
 from trtllm_dspark.graph.lowering import TrtNativeLowering, TrtPluginLowering
 from trtllm_dspark.graph.round_graphs import DRAFTER_GRAPH
 from trtllm_dspark.graph.round_options import RoundOptions
+from trtllm_dspark.plugins import check_plugin_library
 
 PROGRESS_STEPS = 10
 GRAPH_FOLDER = "graphs"
@@ -81,7 +81,7 @@ def check_builder(plan: BuildPlan) -> str | None:
                 "leave out --gpu and --gpu_architecture, or build on the other machine"
             )
     library = plan.config.gpu.dspark_plugin_library
-    contract = None if library is None else check_plugin_library(library)
+    contract = None if library is None else check_plugin_library(library, "--dspark_plugin_library")
     toolkit.load()
     return contract
 
@@ -155,7 +155,7 @@ def _emit_plugin_graphs(plan: BuildPlan, graphs: Path, clock: StepClock) -> GpuB
     given = plan.config.gpu
     options = RoundOptions(
         acceptance=given.acceptance or "rejection",
-        schedule=given.schedule or "early_stop",
+        schedule=given.schedule or "threshold",
         num_candidates=given.num_candidates or 0,
         int8_heads=stored.weight_dtype != stored.dtype,
     )

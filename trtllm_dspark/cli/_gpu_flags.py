@@ -16,15 +16,16 @@ def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
     builder.add_argument(
         "--dspark_plugin",
         choices=("enable", "disable"),
-        help="attention and the round's algorithms as plugins (tensorrt only; built and inspected, not run) or native "
-        "layers (when left out)",
+        help="attention and the round's algorithms as plugins (tensorrt only) or native layers (when left out)",
     )
     builder.add_argument(
         "--dspark_plugin_library", type=Path, metavar="FILE", help="plugin library, made by trtllm-dspark build_plugins"
     )
     builder.add_argument("--acceptance", choices=ACCEPTANCES, help="how plugins accept drafts; rejection when left out")
     builder.add_argument(
-        "--schedule", choices=SCHEDULES, help="how plugins choose verify lengths; early_stop when left out"
+        "--schedule",
+        choices=SCHEDULES,
+        help="how plugins choose verify lengths; threshold when left out, which also serves adaptive and fixed",
     )
     builder.add_argument(
         "--num_candidates",

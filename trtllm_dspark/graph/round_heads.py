@@ -80,13 +80,15 @@ class DraftHeads:
         self._append("DsparkMarkovDraft", inputs, fields)
 
     def append_schedule(self, max_num_tokens: int) -> None:
-        """Append DsparkConfidenceSchedule: caps [R], limits, terms, costs, calibration -> rows of the verify pass."""
+        """Append DsparkConfidenceSchedule: caps [R], thresholds [R], limits, terms, costs, calibration -> rows of the verify pass."""
         net, config = self.net, self.config
         inputs = {name: name for name in ("anchors", "positions", "draft_tokens")}
         # A block whose draft failed has no tokens to verify, whatever the schedule would admit.
         drafted = net.node("Equal", "draft_status", net.scalar(0, np.int32))
         usable = net.node("Cast", drafted, to=onnx.TensorProto.INT32)
         inputs["caps"] = net.node("Mul", net.input("caps", np.int32, ["R"]), usable)
+        if self.options.schedule == "threshold":
+            inputs["thresholds"] = net.input("thresholds", np.float32, ["R"])
         inputs["limits"] = net.input("limits", np.int32, [4])
         inputs["terms"] = net.input("terms", np.float32, [3])
         inputs["step_time_us"] = net.input("step_time_us", np.float32, [max_num_tokens + 1])

@@ -8,6 +8,7 @@ from trtllm_dspark.plugins.contract import (
     plugin_contract,
 )
 from trtllm_dspark.plugins.library import ELEMENT_TYPES, KernelLibrary
+from trtllm_dspark.plugins.registration import check_plugin_library, register_plugins
 from trtllm_dspark.plugins.toolchain import Toolchain, find_toolchain
 
 __all__ = [
@@ -15,9 +16,11 @@ __all__ = [
     "KernelLibrary",
     "PluginSpec",
     "Toolchain",
+    "check_plugin_library",
     "contract_hash",
     "expected_contract",
     "find_toolchain",
     "parse_contract",
     "plugin_contract",
+    "register_plugins",
 ]

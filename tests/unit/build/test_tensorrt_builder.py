@@ -18,15 +18,21 @@ from trtllm_dspark.build.gpu_options import GpuOptions
 from trtllm_dspark.build.gpus import Gpu
 from trtllm_dspark.build.tensorrt.device import find_device
 from trtllm_dspark.build.tensorrt.inspector import parse_inspector
-from trtllm_dspark.build.tensorrt.plugin_library import check_plugin_library
 from trtllm_dspark.engine.tensorrt.load import NATIVE as NATIVE_LOWERING
 from trtllm_dspark.engine_dir import GpuBuild, read_plan_reports
 from trtllm_dspark.errors import ConfigError, DeviceError, EngineError
 from trtllm_dspark.graph.round_options import Acceptance, Schedule
-from trtllm_dspark.plugins import contract_hash, expected_contract, parse_contract
+from trtllm_dspark.plugins import (
+    check_plugin_library,
+    contract_hash,
+    expected_contract,
+    parse_contract,
+    register_plugins,
+)
 
 H100 = Gpu("NVIDIA H100", "sm90", 80 << 30)
 NATIVE = GpuOptions(dspark_plugin="disable")
+FLAG = "--dspark_plugin_library"
 
 
 @pytest.fixture
@@ -114,7 +120,7 @@ def test_plugin_build_has_one_plan_a_draft_and_one_a_verify(
     assert draft[0]["anchors"] == ((1,), (2,), (2,))
     manifest = open_engine_dir(config.output_dir).manifest
     contract = contract_hash(expected_contract())
-    gpu = GpuBuild(*("trt_plugin", 192, contract), acceptance="coupled", schedule="early_stop", num_candidates=16)
+    gpu = GpuBuild(*("trt_plugin", 192, contract), acceptance="coupled", schedule="threshold", num_candidates=16)
     assert manifest.gpu == gpu
     names = {entry.name for entry in manifest.files}
     assert {"target.sm90.plan", "drafter.sm90.plan", "drafter.sm90.layers.json"} <= names
@@ -302,21 +308,21 @@ def test_plugin_library_of_another_contract_is_refused(old: str, new: str, messa
     assert old in contract
     library = plugin_library(tmp_path / "plugins.so", contract.replace(old, new))
     with pytest.raises(EngineError, match=f"{message}.*trtllm-dspark build_plugins --output_dir"):
-        check_plugin_library(library)
+        check_plugin_library(library, FLAG)
 
 
 def test_plugin_library_with_more_than_the_contract_is_refused(tmp_path: Path) -> None:
     library = plugin_library(tmp_path / "plugins.so", expected_contract() + "plugin trtllm_dspark::More version 1\n")
     with pytest.raises(EngineError, match="it promises more than the graphs know"):
-        check_plugin_library(library)
+        check_plugin_library(library, FLAG)
 
 
 def test_plugin_library_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="nowhere.so does not exist; make the library of this version with"):
-        check_plugin_library(tmp_path / "nowhere.so")
+        check_plugin_library(tmp_path / "nowhere.so", FLAG)
     (tmp_path / "text.so").write_text("x")
     with pytest.raises(EngineError, match="is not the trtllm_dspark plugin library"):
-        check_plugin_library(tmp_path / "text.so")
+        check_plugin_library(tmp_path / "text.so", FLAG)
 
 
 def test_plugin_library_is_checked_before_anything_is_written(
@@ -330,15 +336,13 @@ def test_plugin_library_is_checked_before_anything_is_written(
 
 
 def test_registry_without_the_plugins_is_refused(trt: FakeTensorRt, config: BuildConfig, library: Path) -> None:
-    from trtllm_dspark.build.tensorrt.plugin_library import register_plugins
-
     everything = trt.library_plugins
     trt.library_plugins = set()
     with pytest.raises(EngineError, match="TensorRT cannot load"):
-        register_plugins(trt, library)
+        register_plugins(trt, library, FLAG)
     trt.library_plugins = set(list(everything)[1:])
     with pytest.raises(EngineError, match="TensorRT finds no Dspark"):
-        register_plugins(trt, library)
+        register_plugins(trt, library, FLAG)
 
 
 def test_choices_are_those_of_the_graphs() -> None:

@@ -13,11 +13,11 @@ import onnx
 
 from trtllm_dspark.build.tensorrt.inspector import InspectedPlan, inspect_plan
 from trtllm_dspark.build.tensorrt.layers import FusedLayer, expect_of, lint_layers, parse_layers, weight_bytes
-from trtllm_dspark.build.tensorrt.plugin_library import register_plugins
 from trtllm_dspark.build.tensorrt.profiles import Profile
 from trtllm_dspark.build.tensorrt.toolkit import Toolkit
 from trtllm_dspark.errors import ConfigError, DeviceError, EngineError
 from trtllm_dspark.graph.checker import check_tensorrt
+from trtllm_dspark.plugins import register_plugins
 
 _ACTIVATIONS = re.compile(r"Total Activation Memory: (\d+) bytes")
 _FAST_LEVEL = 1
@@ -174,7 +174,7 @@ def run_builder(
             f"{toolkit.product} cannot start ({logger.last_error}); check the driver and that a GPU is free"
         ) from error
     if options.plugin_library is not None:
-        register_plugins(trt, options.plugin_library)
+        register_plugins(trt, options.plugin_library, "--dspark_plugin_library")
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(graph)):

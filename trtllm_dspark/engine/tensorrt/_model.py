@@ -17,6 +17,47 @@ from trtllm_dspark.errors import EngineError
 
 TARGET, CONTEXT, BLOCK = "target", "drafter_context", "drafter_block"
 """Names of the plans of an engine."""
+SLOT_STATE = ("anchors", "positions", "remaining")
+"""State of each slot, int32."""
+_DTYPES = {
+    **dict.fromkeys(("input_ids", "positions", "pack_index", "pad_index", "write_indices", "logit_rows"), "int64"),
+    **dict.fromkeys(("logits", "features", "base_logits", "hidden"), "float32"),
+}
+"""Types of what passes read and write besides caches and rotated queries."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotModel:
+    """What rounds need of a model, whatever its plans.
+
+    Attributes:
+        stream: where all passes run, in order.
+        memory: address of every shared array. Inputs and outputs of passes, and the state of each slot.
+        decode_tokens: tokens of a decoding pass, at most.
+        target: the plan that reads tokens.
+        cache: of the target.
+        drafter_cache: of the drafter, or None.
+    """
+
+    device: Device
+    stream: int
+    limits: EngineLimits
+    memory: dict[str, int]
+    decode_tokens: int
+    target: Network
+    cache: SlotCache
+    drafter_cache: SlotCache | None
+
+    def copy_slot(self, source: int, destination: int, num_tokens: int, num_context: int) -> None:
+        """Enqueue the move of a slot's caches and state."""
+        self.cache.copy_slot(source, destination, num_tokens, self.stream)
+        if self.drafter_cache is not None:
+            self.drafter_cache.copy_slot(source, destination, num_context, self.stream)
+        for name in SLOT_STATE:
+            base = self.memory[name]
+            self.device.copy_rows(
+                base + 4 * destination, base + 4 * source, pitch=4, width=4, rows=1, stream=self.stream
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,40 +65,19 @@ class Drafter:
     """The drafter's two plans over one cache."""
 
     config: DrafterConfig
-    cache: SlotCache
     context: Network
     block: Network
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """Everything a pass needs.
+class Model(SlotModel):
+    """Plans of the `trt_native` lowering; `drafter_cache` is the drafter's.
 
     Attributes:
-        stream: where all passes run, in order.
-        memory: address of every shared array. Inputs and outputs of passes, and the state of each slot.
-        decode_tokens: tokens of a decoding pass, at most.
+        drafter: its plans, or None.
     """
 
-    device: Device
-    stream: int
-    limits: EngineLimits
-    target: Network
-    cache: SlotCache
     drafter: Drafter | None
-    memory: dict[str, int]
-    decode_tokens: int
-
-    def copy_slot(self, source: int, destination: int, num_tokens: int, num_context: int) -> None:
-        """Enqueue the move of a slot's caches and state."""
-        self.cache.copy_slot(source, destination, num_tokens, self.stream)
-        if self.drafter is not None:
-            self.drafter.cache.copy_slot(source, destination, num_context, self.stream)
-        for name in ("anchors", "positions", "remaining"):
-            base = self.memory[name]
-            self.device.copy_rows(
-                base + 4 * destination, base + 4 * source, pitch=4, width=4, rows=1, stream=self.stream
-            )
 
     def close(self) -> None:
         """Release the plans; memory is the device's."""
@@ -92,17 +112,18 @@ def load_model(
     cache = SlotCache(device, tensors, limits.max_batch_size, limits.max_seq_len + widest - 1)
     passes = {name: memory[name] for name in ("input_ids", "pack_index", "pad_index", "write_indices", "features")}
     passes |= {"positions": memory["token_positions"], "logit_rows": memory["identity"], "logits": memory["logits"]}
-    network = Network(device, plans[TARGET], cache, passes, scratch)
-    own = None
+    network = Network(device, plans[TARGET], [cache], passes, _DTYPES, scratch)
+    own = drafter_cache = None
     if drafter is not None:
         widest = max(limits.max_num_tokens, drafter.block_size)
         drafter_cache = SlotCache(
             device, plans[CONTEXT].tensors, limits.max_batch_size, limits.max_seq_len + widest - 1
         )
-        context = Network(device, plans[CONTEXT], drafter_cache, passes, scratch)
+        caches = [drafter_cache]
+        context = Network(device, plans[CONTEXT], caches, passes, _DTYPES, scratch)
         block = {name: memory[name] for name in ("write_indices", "base_logits", "hidden")}
         block["input_ids"] = memory["block_ids"]
-        own = Drafter(drafter, drafter_cache, context, Network(device, plans[BLOCK], drafter_cache, block, scratch))
+        own = Drafter(drafter, context, Network(device, plans[BLOCK], caches, block, _DTYPES, scratch))
         widths = {"base_logits": limits.draft_vocab_size, "hidden": drafter.backbone.hidden_size}
         for name, width in widths.items():
             if own.block.dims(name)[1:] != (limits.max_draft_len, width):
@@ -110,8 +131,13 @@ def load_model(
                     f"{name} of the block's plan has extents {list(own.block.dims(name)[1:])}, the engine says "
                     f"[{limits.max_draft_len}, {width}]; build the engine again"
                 )
-    decode = min(tensors[name].ranges[0][1][0] for name in ("input_ids", "logit_rows"))
-    return Model(device, stream, limits, network, cache, own, memory, decode)
+    decode = decode_tokens(tensors)
+    return Model(device, stream, limits, memory, decode, network, cache, drafter_cache, own)
+
+
+def decode_tokens(tensors: Mapping[str, PlanTensor]) -> int:
+    """Return the tokens of a decoding pass of a target's plan at most: each wants its logits."""
+    return min(tensors[name].ranges[0][1][0] for name in ("input_ids", "logit_rows"))
 
 
 def _allocate(
@@ -122,19 +148,17 @@ def _allocate(
     stream: int,
 ) -> dict[str, int]:
     """Allocate index tensors, results of passes and the slots' state; arrays that never change are filled."""
-    tokens, logits = _most(tensors, "input_ids"), _most(tensors, "logit_rows")
+    tokens, logits = most_elements(tensors, "input_ids"), most_elements(tensors, "logit_rows")
     rows, gamma = limits.max_batch_size, limits.max_draft_len
     arrays = {
-        "anchors": ((rows,), np.int32),
-        "positions": ((rows,), np.int32),
-        "remaining": ((rows,), np.int32),
+        **{name: ((rows,), np.int32) for name in SLOT_STATE},
         "unit_rows": ((rows + 1,), np.int32),
         "identity": ((logits,), np.int64),
         "logit_rows": ((logits,), np.int64),
         "input_ids": ((tokens,), np.int64),
         "token_positions": ((tokens,), np.int64),
         "pack_index": ((tokens,), np.int64),
-        "pad_index": ((_most(tensors, "pad_index"),), np.int64),
+        "pad_index": ((most_elements(tensors, "pad_index"),), np.int64),
         "write_indices": ((rows,), np.int64),
         "block_ids": ((rows, 0 if drafter is None else drafter.block_size), np.int64),
         "logits": ((logits, limits.vocab_size), np.float32),
@@ -149,7 +173,7 @@ def _allocate(
     return memory
 
 
-def _most(tensors: Mapping[str, PlanTensor], name: str) -> int:
+def most_elements(tensors: Mapping[str, PlanTensor], name: str) -> int:
     """Return the elements of an input at most, over all profiles."""
     return max(int(np.prod(high, dtype=np.int64)) for _, high in tensors[name].ranges)
 

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trtllm_dspark.engine.tensorrt._caches import ITEM_BYTES, SlotCache
 from trtllm_dspark.engine.tensorrt.device import Device, Plan, PlanContext, Shape
 from trtllm_dspark.errors import DeviceError, EngineError
 
-DTYPES = {
-    **dict.fromkeys(("input_ids", "positions", "pack_index", "pad_index", "write_indices", "logit_rows"), "int64"),
-    **dict.fromkeys(("logits", "features", "base_logits", "hidden"), "float32"),
-}
-"""Types of what passes read and write besides caches and rotated queries."""
-
 
 class Network:
     """A plan, its caches, and where its other tensors lie.
 
-    A pass names the shape of every input but the caches, whose rows are the slots from `first_slot` on.
+    A pass names the shape of every input but the caches. Where their rows are free they are the slots from `first_slot`
+    on; where they are fixed a pass sees all slots, and other inputs say which it means.
 
     Args:
         device: runs it.
         plan: the network.
-        cache: its caches.
+        caches: those it updates.
         memory: addresses of inputs and outputs that the caller reads or writes.
+        dtypes: their types.
         scratch: activation memory, shared by networks whose passes never overlap.
 
     Raises:
@@ -32,18 +28,26 @@ class Network:
         DeviceError: the device has no room.
     """
 
-    def __init__(self, device: Device, plan: Plan, cache: SlotCache, memory: Mapping[str, int], scratch: int) -> None:
-        self._plan, self._cache, self._scratch = plan, cache, scratch
+    def __init__(
+        self,
+        device: Device,
+        plan: Plan,
+        caches: Sequence[SlotCache],
+        memory: Mapping[str, int],
+        dtypes: Mapping[str, str],
+        scratch: int,
+    ) -> None:
+        self._plan, self._caches, self._scratch = plan, caches, scratch
         self._addresses = {name: memory[name] for name in plan.tensors if name in memory}
         for name, tensor in plan.tensors.items():
             if name in memory:
-                if tensor.dtype != DTYPES[name]:
+                if tensor.dtype != dtypes[name]:
                     raise EngineError(
-                        f"{name} of the plan is {tensor.dtype}, this version reads {DTYPES[name]}; "
+                        f"{name} of the plan is {tensor.dtype}, this version reads {dtypes[name]}; "
                         "build the engine again"
                     )
                 continue
-            if cache.owns(name):
+            if self._owns(name):
                 past = name.replace("present_", "past_", 1)
                 if not tensor.is_input and tensor.aliases not in (None, past):
                     raise EngineError(f"{name} of the plan updates {tensor.aliases!r}, not {past!r}; build it again")
@@ -112,13 +116,17 @@ class Network:
     def _bind(
         self, context: PlanContext, shapes: Mapping[str, Shape], first_slot: int, memory: Mapping[str, int]
     ) -> None:
-        rows = shapes["write_indices"][0]
-        caches = {
-            name: (rows, *tensor.shape[1:])
-            for name, tensor in self._plan.tensors.items()
-            if tensor.is_input and self._cache.owns(name)
-        }
-        context.bind({**shapes, **caches}, {**self._addresses, **memory, **self._cache.bindings(first_slot)})
+        whole, addresses = dict(shapes), {**self._addresses, **memory}
+        for name, tensor in self._plan.tensors.items():
+            if tensor.is_input and self._owns(name):
+                rows = tensor.shape[0] if tensor.shape[0] >= 0 else shapes["write_indices"][0]
+                whole[name] = (rows, *tensor.shape[1:])
+        for cache in self._caches:
+            addresses |= {name: at for name, at in cache.bindings(first_slot).items() if name in self._plan.tensors}
+        context.bind(whole, addresses)
+
+    def _owns(self, name: str) -> bool:
+        return any(cache.owns(name) for cache in self._caches)
 
     def _inside(self, name: str, shape: Shape, profile: int) -> bool:
         low, high = self._plan.tensors[name].ranges[profile]

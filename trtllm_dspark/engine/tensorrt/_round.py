@@ -9,96 +9,23 @@ they write lies behind the end of their slot's caches, where the slot's next pas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trtllm_dspark.checkpoint.config import DrafterConfig
+from trtllm_dspark.engine._packing import pack_rows
 from trtllm_dspark.engine.base import EngineLimits
+from trtllm_dspark.engine.rounds import PromptRows
+from trtllm_dspark.engine.tensorrt._arrays import ACCEPTANCES, MAX_BANNED, RoundArrays, round_work
 from trtllm_dspark.engine.tensorrt._buckets import RoundKey, block_shapes, context_shapes, target_shapes
 from trtllm_dspark.engine.tensorrt._heads import DeviceHeads
-from trtllm_dspark.engine.tensorrt._memory import Layout
-from trtllm_dspark.engine.tensorrt._network import Network
-from trtllm_dspark.engine.tensorrt.device import Device, PlanContext
+from trtllm_dspark.engine.tensorrt._memory import PinnedRing
+from trtllm_dspark.engine.tensorrt._model import Model
+from trtllm_dspark.engine.tensorrt._staging import stage
+from trtllm_dspark.engine.tensorrt.device import PlanContext
 from trtllm_dspark.plugins import ELEMENT_TYPES
-
-MAX_BANNED = 16
-"""Most end tokens of a request that has a `min_tokens`."""
-FIXED_MODE, STALE_TOPK_MODE = 0, 3
-SCHEDULE_MODES = {"fixed": FIXED_MODE, "threshold": 1, "early_stop": 2, "stale_topk": STALE_TOPK_MODE}
-ACCEPTANCES = {"greedy": 0, "rejection": 1, "coupled": 2}
-
-
-def round_inputs(limits: EngineLimits) -> Layout:
-    """Return what the host writes for each round: one copy to the device."""
-    rows, gamma = limits.max_batch_size, max(1, limits.max_draft_len)
-    return Layout(
-        {
-            "active": ((1,), np.int32),
-            "limits": ((4,), np.int32),
-            "terms": ((3,), np.float32),
-            "max_drafts": ((rows,), np.int32),
-            "thresholds": ((rows,), np.float32),
-            **sampling_arrays(rows),
-            "inv_temperature": ((gamma,), np.float32),
-            "position_bias": ((gamma,), np.float32),
-            "step_time_us": ((table_len(limits),), np.float32),
-        }
-    )
-
-
-def sampling_arrays(rows: int) -> dict[str, tuple[tuple[int, ...], type]]:
-    """Return the arrays of `RowSampling` as the kernels read them."""
-    return {
-        "temperature": ((rows,), np.float32),
-        "top_k": ((rows,), np.int32),
-        "top_p": ((rows,), np.float32),
-        "seed": ((rows,), np.int64),
-        "ban_until": ((rows,), np.int32),
-        "banned": ((rows, MAX_BANNED), np.int32),
-    }
-
-
-def round_outputs(limits: EngineLimits) -> Layout:
-    """Return what the host reads of each round: one copy from the device."""
-    rows, gamma = limits.max_batch_size, max(1, limits.max_draft_len)
-    return Layout(
-        {
-            "out_tokens": ((rows, gamma + 1), np.int32),
-            "emitted_len": ((rows,), np.int32),
-            "status": ((rows,), np.int32),
-            "verify_len": ((rows,), np.int32),
-            "draft_status": ((rows,), np.int32),
-            "confidence": ((rows, gamma), np.float32),
-            "report": ((4,), np.int32),
-        }
-    )
-
-
-def round_work(limits: EngineLimits, vocab_rows: int) -> Layout:
-    """Return what lives on the device only.
-
-    Args:
-        limits: of the engine.
-        vocab_rows: Vd, 0 without a drafter.
-    """
-    rows, gamma = limits.max_batch_size, max(1, limits.max_draft_len)
-    tokens = rows * (gamma + 1)
-    return Layout(
-        {
-            "caps": ((rows,), np.int32),
-            "cu_tokens": ((rows + 1,), np.int32),
-            "token_ids": ((tokens,), np.int32),
-            "token_request": ((tokens,), np.int32),
-            "token_position": ((tokens,), np.int32),
-            "survival": ((rows, gamma), np.int32),
-            "draft_tokens": ((rows, gamma), np.int32),
-            "draft_entries": ((rows, gamma), np.int32),
-            "draft_laws": ((rows, gamma, 4), np.float32),
-            "draft_totals": ((rows, gamma), np.int64),
-            "draft_logits": ((rows, gamma, vocab_rows), np.float32),
-        }
-    )
 
 
 def table_len(limits: EngineLimits) -> int:
@@ -107,37 +34,30 @@ def table_len(limits: EngineLimits) -> int:
 
 
 class DeviceRound:
-    """Enqueues decoding rounds.
+    """Enqueues decoding rounds and the passes of prompts; a `RoundPasses`.
 
     Args:
-        device: runs them.
-        limits: of the engine.
-        drafter: as built, or None.
+        model: plans of the `trt_native` lowering.
         heads: the drafter's heads, or None.
-        target: its plan.
-        context: of the drafter, or None.
-        block: of the drafter, or None.
-        memory: address of every array: state, inputs, outputs, work, index tensors, logits.
-        stream: where rounds run.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        limits: EngineLimits,
-        drafter: DrafterConfig | None,
-        heads: DeviceHeads | None,
-        target: Network,
-        context: Network | None,
-        block: Network | None,
-        memory: dict[str, int],
-        stream: int,
-    ) -> None:
-        self._device, self._limits, self._drafter, self._heads = device, limits, drafter, heads
-        self._target, self._context, self._block = target, context, block
-        self._memory, self._stream = memory, stream
+    def __init__(self, model: Model, heads: DeviceHeads | None) -> None:
+        device, limits, own = model.device, model.limits, model.drafter
+        self._model, self._device, self._limits, self._heads = model, device, limits, heads
+        self._drafter = None if own is None else own.config
+        self._target, self._stream = model.target, model.stream
+        self._context = None if own is None else own.context
+        self._block = None if own is None else own.block
+        work = round_work(limits, limits.draft_vocab_size)
+        self.arrays = RoundArrays(device, limits, model.memory, work, table_len(limits))
+        self._memory = self.arrays.memory
         self._gamma = max(1, limits.max_draft_len)
         self._workspace = device.allocate(self._workspace_bytes())
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether rounds with drafts compute confidences."""
+        return self._heads is not None and self._heads.has_confidence
 
     def contexts(self, key: RoundKey) -> list[PlanContext]:
         """Return contexts bound to a key's shapes: target, then the drafter's context and block where it has any."""
@@ -257,6 +177,41 @@ class DeviceRound:
             **{name: m[name] for name in ("active", "out_tokens", "emitted_len")},
             **state,
         )
+
+    def enqueue_prompts(
+        self, prompts: PromptRows, acceptance: int, state: Mapping[int, NDArray[Any]], ring: PinnedRing
+    ) -> None:
+        """Enqueue a pass over prompt chunks, and the first token of those that end with it; see `RoundPasses`."""
+        m, model, completed = self._memory, self._model, prompts.max_new_tokens.size
+        packed = pack_rows(prompts.row_lens, prompts.write_indices)
+        rows = np.zeros(max(1, completed), np.int64)
+        rows[:completed] = (np.cumsum(prompts.row_lens) - 1)[:completed]
+        arrays = {
+            "input_ids": prompts.token_ids,
+            "token_positions": packed.positions,
+            "pack_index": packed.pack_index,
+            "pad_index": packed.pad_index,
+            "write_indices": prompts.write_indices,
+            "logit_rows": rows,
+        }
+        stage(model, ring, {**{m[name]: array for name, array in arrays.items()}, **state})
+        count, tokens = prompts.row_lens.size, prompts.token_ids.size
+        self._target.enqueue(
+            target_shapes(count, packed.width, tokens, rows.size),
+            self._stream,
+            first_slot=prompts.first_slot,
+            memory={"logit_rows": m["logit_rows"]},
+        )
+        if self._context is not None:
+            shapes = context_shapes(count, packed.width, tokens, self._limits.feature_size)
+            self._context.enqueue(shapes, self._stream, first_slot=prompts.first_slot)
+        if completed:
+            # A round without drafts over each prompt's last row.
+            memory = self.arrays.prompt_memory | {"cu_tokens": m["unit_rows"]}
+            bans = bool(prompts.sampling.ban_until.any())
+            self.accept(
+                completed, completed, acceptance, bans, drafted=False, first_slot=prompts.first_slot, memory=memory
+            )
 
     def _draft(self, key: RoundKey) -> None:
         m, heads = self._memory, self._heads

@@ -8,14 +8,13 @@ round n only after it has enqueued round n + 1.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_dspark.engine._packing import pack_rows
 from trtllm_dspark.engine.rounds import (
     DecodeRows,
     PromptRows,
@@ -25,23 +24,19 @@ from trtllm_dspark.engine.rounds import (
     RowSampling,
     Ticket,
 )
-from trtllm_dspark.engine.tensorrt._buckets import RoundKey, choose_key, context_shapes, target_shapes
-from trtllm_dspark.engine.tensorrt._graphs import GraphCache
-from trtllm_dspark.engine.tensorrt._heads import DeviceHeads
-from trtllm_dspark.engine.tensorrt._memory import Layout, Pinned, PinnedRing
-from trtllm_dspark.engine.tensorrt._model import Model
-from trtllm_dspark.engine.tensorrt._round import (
+from trtllm_dspark.engine.tensorrt._arrays import (
     ACCEPTANCES,
     FIXED_MODE,
     MAX_BANNED,
     SCHEDULE_MODES,
-    DeviceRound,
-    round_inputs,
-    round_outputs,
-    round_work,
-    sampling_arrays,
+    RoundArrays,
 )
+from trtllm_dspark.engine.tensorrt._buckets import RoundKey, choose_key
+from trtllm_dspark.engine.tensorrt._graphs import GraphCache
+from trtllm_dspark.engine.tensorrt._memory import Layout, Pinned, PinnedRing
+from trtllm_dspark.engine.tensorrt._model import SlotModel
 from trtllm_dspark.engine.tensorrt._staging import stage
+from trtllm_dspark.engine.tensorrt.device import PlanContext
 from trtllm_dspark.errors import DeviceError
 
 ROUNDS_IN_FLIGHT = 2
@@ -62,50 +57,54 @@ class _Flight:
     prompts: Pinned | None = None
 
 
+class RoundPasses(Protocol):
+    """What a decoding round and prompts are made of: differs with the lowering of the plans."""
+
+    arrays: RoundArrays
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether rounds with drafts compute confidences."""
+        ...
+
+    def contexts(self, key: RoundKey) -> Sequence[PlanContext]:
+        """Return contexts bound to a key's shapes."""
+        ...
+
+    def enqueue(self, key: RoundKey, contexts: Sequence[PlanContext]) -> None:
+        """Enqueue one round; everything but the key is read on the device."""
+        ...
+
+    def enqueue_prompts(
+        self, prompts: PromptRows, acceptance: int, state: Mapping[int, NDArray[Any]], ring: PinnedRing
+    ) -> None:
+        """Enqueue a pass over prompt chunks, and the first token of those that end with it.
+
+        Args:
+            prompts: the chunks; the sampling parameters of their first tokens are on their way.
+            acceptance: code of the mode.
+            state: what the host sets of the slots before the pass, by address.
+            ring: carries what the host writes.
+        """
+        ...
+
+
 class RoundQueue:
     """Submits and collects rounds over a model.
 
     Args:
         model: plans and memory.
-        heads: the drafter's heads on the device, or None.
+        passes: what rounds are made of.
         num_graphs: CUDA graphs kept at most.
         cuda_graphs: False runs rounds launch by launch.
     """
 
-    def __init__(self, model: Model, heads: DeviceHeads | None, *, num_graphs: int, cuda_graphs: bool = True) -> None:
-        device, limits = model.device, model.limits
-        self._model, self._heads = model, heads
-        self._inputs, self._outputs = round_inputs(limits), round_outputs(limits)
-        work = round_work(limits, limits.draft_vocab_size)
-        rows, gamma = limits.max_batch_size, max(1, limits.max_draft_len)
-        self._prompt_inputs = Layout({"active": ((1,), np.int32), **sampling_arrays(rows)})
-        self._prompt_outputs = Layout(
-            {
-                "out_tokens": ((rows, gamma + 1), np.int32),
-                "emitted_len": ((rows,), np.int32),
-                "status": ((rows,), np.int32),
-            }
-        )
-        self._base = {
-            layout: device.allocate(layout.num_bytes)
-            for layout in (self._inputs, self._outputs, self._prompt_inputs, self._prompt_outputs)
-        }
-        memory = model.memory | work.addresses(device.allocate(work.num_bytes))
-        memory |= self._inputs.addresses(self._base[self._inputs])
-        memory |= self._outputs.addresses(self._base[self._outputs])
-        self._memory = memory
-        own = model.drafter
-        self._round = DeviceRound(
-            device,
-            limits,
-            None if own is None else own.config,
-            heads,
-            model.target,
-            None if own is None else own.context,
-            None if own is None else own.block,
-            memory,
-            model.stream,
-        )
+    def __init__(self, model: SlotModel, passes: RoundPasses, *, num_graphs: int, cuda_graphs: bool = True) -> None:
+        device, arrays = model.device, passes.arrays
+        self._model, self._round, self._arrays = model, passes, arrays
+        self._inputs, self._outputs = arrays.inputs, arrays.outputs
+        self._prompt_inputs, self._prompt_outputs = arrays.prompt_inputs, arrays.prompt_outputs
+        self._memory = arrays.memory
         self.graphs = GraphCache(device, num_graphs, enabled=cuda_graphs)
         self._uploads = {layout: PinnedRing(device, _DEPTH, layout) for layout in self._uploaded}
         self._results = {layout: PinnedRing(device, _DEPTH, layout) for layout in self._downloaded}
@@ -148,7 +147,7 @@ class RoundQueue:
         )
         model.device.record(flight.start, model.stream)
         if decode is not None:
-            flight.confidence = flight.drafted and self._heads is not None and self._heads.has_confidence
+            flight.confidence = flight.drafted and self._round.has_confidence
             self._enqueue_decode(decode, acceptance, flight.number)
             flight.decode = self._fetch(self._outputs)
         if prompts is not None:
@@ -252,18 +251,17 @@ class RoundQueue:
         ring = self._uploads[self._inputs]
         piece = ring.take()
         _write_decode(piece.views, decode, key)
-        model.device.to_device(self._base[self._inputs], piece.memory, model.stream)
+        model.device.to_device(self._arrays.base(self._inputs), piece.memory, model.stream)
         ring.give(piece, model.stream)
         self.graphs.launch(key, captured, model.stream, self._round.enqueue, number)
 
     def _idle(self) -> None:
         """Enqueue inputs of a round in which every row rides along; nobody writes into them, so they need no event."""
-        self._model.device.to_device(self._base[self._inputs], self._nothing, self._model.stream)
+        self._model.device.to_device(self._arrays.base(self._inputs), self._nothing, self._model.stream)
 
     def _enqueue_prompts(self, prompts: PromptRows, acceptance: int) -> None:
         model, limits = self._model, self._model.limits
         completed = prompts.max_new_tokens.size
-        packed = pack_rows(prompts.row_lens, prompts.write_indices)
         ends = prompts.write_indices + prompts.row_lens
         if int(ends.max()) > limits.max_seq_len or prompts.token_ids.size > limits.max_num_tokens:
             raise DeviceError("a prompt chunk ends beyond the engine's limits; build it with larger ones")
@@ -272,57 +270,23 @@ class RoundQueue:
         cached[:completed] -= 1
         remaining = np.zeros(ends.size, np.int32)
         remaining[:completed] = prompts.max_new_tokens
-        rows = np.zeros(max(1, completed), np.int64)
-        rows[:completed] = (np.cumsum(prompts.row_lens) - 1)[:completed]
-        slot = 4 * prompts.first_slot
-        stage(
-            model,
-            self._staging,
-            {
-                self._memory["input_ids"]: prompts.token_ids,
-                self._memory["token_positions"]: packed.positions,
-                self._memory["pack_index"]: packed.pack_index,
-                self._memory["pad_index"]: packed.pad_index,
-                self._memory["write_indices"]: prompts.write_indices,
-                self._memory["logit_rows"]: rows,
-                self._memory["positions"] + slot: cached.astype(np.int32),
-                self._memory["remaining"] + slot: remaining,
-            },
-        )
-        count, tokens = prompts.row_lens.size, prompts.token_ids.size
-        model.target.enqueue(
-            target_shapes(count, packed.width, tokens, rows.size),
-            model.stream,
-            first_slot=prompts.first_slot,
-            memory={"logit_rows": self._memory["logit_rows"]},
-        )
-        if model.drafter is not None:
-            shapes = context_shapes(count, packed.width, tokens, limits.feature_size)
-            model.drafter.context.enqueue(shapes, model.stream, first_slot=prompts.first_slot)
-        if completed:
-            self._enqueue_first_tokens(prompts, acceptance)
-
-    def _enqueue_first_tokens(self, prompts: PromptRows, acceptance: int) -> None:
-        """Enqueue the choice of each completed prompt's first token: a round without drafts over its last row."""
-        model, completed = self._model, prompts.max_new_tokens.size
         ring = self._uploads[self._prompt_inputs]
         piece = ring.take()
         piece.views["active"][0] = completed
         _write_sampling(piece.views, prompts.sampling)
-        model.device.to_device(self._base[self._prompt_inputs], piece.memory, model.stream)
+        model.device.to_device(self._arrays.base(self._prompt_inputs), piece.memory, model.stream)
         ring.give(piece, model.stream)
-        memory = self._prompt_inputs.addresses(self._base[self._prompt_inputs])
-        memory |= self._prompt_outputs.addresses(self._base[self._prompt_outputs])
-        memory["cu_tokens"] = self._memory["unit_rows"]
-        bans = bool(prompts.sampling.ban_until.any())
-        self._round.accept(
-            completed, completed, acceptance, bans, drafted=False, first_slot=prompts.first_slot, memory=memory
-        )
+        slot = 4 * prompts.first_slot
+        state = {
+            self._memory["positions"] + slot: cached.astype(np.int32),
+            self._memory["remaining"] + slot: remaining,
+        }
+        self._round.enqueue_prompts(prompts, acceptance, state, self._staging)
 
     def _fetch(self, layout: Layout) -> Pinned:
         model, ring = self._model, self._results[layout]
         piece = ring.take()
-        model.device.to_host(piece.memory, self._base[layout], model.stream)
+        model.device.to_host(piece.memory, self._arrays.base(layout), model.stream)
         ring.give(piece, model.stream, results=True)
         return piece
 

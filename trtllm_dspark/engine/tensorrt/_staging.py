@@ -8,10 +8,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from trtllm_dspark.engine.tensorrt._memory import Layout, PinnedRing
-from trtllm_dspark.engine.tensorrt._model import Model
+from trtllm_dspark.engine.tensorrt._model import SlotModel
 
 
-def stage(model: Model, ring: PinnedRing, arrays: Mapping[int, NDArray[Any]]) -> None:
+def stage(model: SlotModel, ring: PinnedRing, arrays: Mapping[int, NDArray[Any]]) -> None:
     """Enqueue copies of arrays to device addresses through page-locked memory."""
     layout = Layout({str(address): (array.shape, array.dtype) for address, array in arrays.items()})
     piece = ring.take(layout.num_bytes)

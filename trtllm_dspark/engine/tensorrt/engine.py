@@ -13,12 +13,13 @@ from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.engine._packing import PackedRows, pack_rows
 from trtllm_dspark.engine.base import BlockOutput, ContextBatch, EngineLimits, IntArray, TargetOutput, TokenBatch
 from trtllm_dspark.engine.rounds import RoundBatch, RoundResult, Ticket
+from trtllm_dspark.engine.tensorrt._arrays import MAX_BANNED
 from trtllm_dspark.engine.tensorrt._buckets import block_shapes, context_shapes, ladder, target_shapes
 from trtllm_dspark.engine.tensorrt._graphs import GraphStats
 from trtllm_dspark.engine.tensorrt._heads import DeviceHeads
 from trtllm_dspark.engine.tensorrt._memory import PinnedRing
 from trtllm_dspark.engine.tensorrt._model import Drafter, load_model
-from trtllm_dspark.engine.tensorrt._round import MAX_BANNED
+from trtllm_dspark.engine.tensorrt._round import DeviceRound
 from trtllm_dspark.engine.tensorrt._rounds import ROUNDS_IN_FLIGHT, RoundQueue
 from trtllm_dspark.engine.tensorrt._staging import stage
 from trtllm_dspark.engine.tensorrt.device import Device, Plan
@@ -99,7 +100,9 @@ class TensorRtEngine:
             on_device = None
             if drafter is not None:
                 on_device = DeviceHeads(device, drafter, head_tensors or {}, target.vocab_size, model.stream)
-            self._rounds = RoundQueue(model, on_device, num_graphs=num_graphs, cuda_graphs=cuda_graphs)
+            self._rounds = RoundQueue(
+                model, DeviceRound(model, on_device), num_graphs=num_graphs, cuda_graphs=cuda_graphs
+            )
         else:
             logger.info("no kernel library: passes run one at a time, drafts are chosen on the host")
         self._closed = False

@@ -34,7 +34,7 @@ def test_chain_notices_caches_that_are_not_kept(random_weights: Written, opened:
     def absorb(batch: Any) -> None:
         original(batch)
         device.finish()
-        cache = engine._model.cache if part == "logits" else engine._model.drafter.cache  # type: ignore[union-attr]
+        cache = engine._model.cache if part == "logits" else engine._model.drafter_cache
         for address in cache.bindings(0).values():
             device.bytes_at(address, cache.slot_bytes)[:] = 0
 

@@ -1,4 +1,4 @@
-"""The plugin library of a build: the right file, the right contract, known to TensorRT."""
+"""The plugin library of a build or an engine: the right file, the right contract, known to TensorRT."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_dspark.errors import EngineError
-from trtllm_dspark.plugins import contract_hash, expected_contract, parse_contract, plugin_contract
+from trtllm_dspark.plugins.contract import contract_hash, expected_contract, parse_contract, plugin_contract
 
 _REMEDY = "make the library of this version with: trtllm-dspark build_plugins --output_dir DIR"
 
 
-def check_plugin_library(path: Path) -> str:
+def check_plugin_library(path: Path, flag: str) -> str:
     """Check that a library promises what the graphs rely on.
 
     Args:
         path: the shared library.
+        flag: that named it, for messages.
 
     Returns:
         The contract's SHA-256, for the manifest.
@@ -24,10 +25,10 @@ def check_plugin_library(path: Path) -> str:
         EngineError: no such file, no library of ours, or one of another contract; says where they differ.
     """
     if not path.is_file():
-        raise EngineError(f"--dspark_plugin_library {path} does not exist; {_REMEDY}")
+        raise EngineError(f"{flag} {path} does not exist; {_REMEDY}")
     found, expected = plugin_contract(path.resolve()), expected_contract()
     if found != expected:
-        raise EngineError(f"--dspark_plugin_library {path} {_difference(found, expected)}; {_REMEDY}")
+        raise EngineError(f"{flag} {path} {_difference(found, expected)}; {_REMEDY}")
     return contract_hash(found)
 
 
@@ -48,7 +49,7 @@ def _difference(found: str, expected: str) -> str:
     return "was built from other sources (it promises more than the graphs know)"
 
 
-def register_plugins(trt: Any, path: Path) -> None:
+def register_plugins(trt: Any, path: Path, flag: str) -> None:
     """Load the library into TensorRT's registry, once a process, and check that every plugin can be created.
 
     Raises:
@@ -60,7 +61,7 @@ def register_plugins(trt: Any, path: Path) -> None:
     if not missing:
         return
     if registry.load_library(str(path.resolve())) is None:
-        raise EngineError(f"TensorRT cannot load --dspark_plugin_library {path}; {_REMEDY}")
+        raise EngineError(f"TensorRT cannot load {flag} {path}; {_REMEDY}")
     for spec in missing:
         if registry.get_creator(spec.name, spec.version, spec.namespace) is None:
             raise EngineError(f"TensorRT finds no {spec.name} version {spec.version} in {path}; {_REMEDY}")
