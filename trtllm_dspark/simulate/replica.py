@@ -23,10 +23,15 @@ from trtllm_dspark.simulate.server import Policy, Server
 from trtllm_dspark.simulate.speculator import Decision, Speculator
 from trtllm_dspark.simulate.times import EngineTimes
 from trtllm_dspark.simulate.traffic import Arrival
+from trtllm_dspark.speculation.controller import LoadLimits
+from trtllm_dspark.speculation.shares import FairShares
 
-_POSITION, _REMAINING, _BLOCK, _ROUNDS, _VERIFIED, _ACCEPTED = range(6)
-_COLUMNS = 6
-_NOTHING: IntArray = np.zeros(0, np.int64)
+_LEFT, _BLOCK, _VERIFIED, _FIRST_LEFT, _JOINED = range(5)
+"""What is kept of a decoding request: tokens it may still emit beyond the next one, its block in the pool, drafts
+verified so far, and, of when it began to decode, the first of these and the number of the round."""
+_COLUMNS = 5
+_UNLIMITED = LoadLimits()
+_sum = np.add.reduce
 
 
 @dataclass(slots=True, eq=False)
@@ -49,14 +54,14 @@ class _Started:
 
     Attributes:
         chunks: prompt chunks it prefills.
-        accepted: [R] drafts accepted of every decoding request.
+        accepted: [R] drafts accepted of every decoding request; None where none was verified.
         decision: what the controller decided, or None where nothing speculates.
         draft_us: microseconds of drafting, or None.
         verify_us: microseconds of the target pass over decoding requests, or None; both None where nobody compares.
     """
 
     chunks: tuple[PromptChunk[SimRequest], ...]
-    accepted: IntArray
+    accepted: IntArray | None
     decision: Decision | None
     draft_us: float | None
     verify_us: float | None
@@ -105,6 +110,9 @@ class Replica:
         self._decoding: list[SimRequest] = []
         self._keys: list[Hashable] = []
         self._cached = 0
+        self._rounds = 0
+        self._shares = FairShares(0 if speculator is None else speculator.draft_len)
+        self._interactive = np.ones(server.max_batch_size, np.bool_)
         self._state = np.zeros((_COLUMNS, server.max_batch_size), np.int64)
         self._round: _Started | None = None
 
@@ -155,46 +163,54 @@ class Replica:
 
     def start(self, now: float) -> float | None:
         """Start a round; return its seconds, or None when there is nothing to do."""
-        self._admit()
+        limits = _UNLIMITED if self._speculator is None else self._speculator.controller.limits()
+        self._admit(limits)
         count = len(self._decoding)
-        state = self._state[:, :count]
-        caps, wanted = self._caps(state)
+        draft_len = 0 if self._speculator is None else self._speculator.draft_len
+        # Drafts are counted as a session does: by the number of requests, not by what they may verify.
         plan = self._batcher.plan(
             num_decoding=count,
-            drafts_wanted=wanted,
+            drafts_wanted=count * draft_len,
             prefilling=self._prefilling,
-            num_free=self.server.max_batch_size - self.num_running,
+            num_free=max(0, self._most(limits) - self.num_running),
         )
         for request in plan.admitted:
             request.record.scheduled_s = now
             self._prefilling.append(request)
-        if not count and not plan.chunks:
+        chunks = plan.chunks
+        if not count and not chunks:
             return None
         depth = self._cached / count if count else 0.0
-        decision, accepted = None, _NOTHING
+        decision, accepted = None, None
+        drafts = num_drafted = num_accepted = 0
+        whole = True
         if count:
-            decision, accepted = self._decode(state, caps, plan.draft_budget, int(depth))
-        drafts = 0 if decision is None else int(np.add.reduce(decision.verify_len))
-        whole = decision is None or not decision.num_drafted or drafts == wanted
-        num_drafted = 0 if decision is None else decision.num_drafted
-        draft_us, verify_us, prefill_us = self._pass_us(count, drafts, num_drafted, depth, plan.chunks)
+            self._rounds += 1
+            if self._speculator is not None:
+                decision, whole = self._decide(limits, plan.draft_budget, int(depth))
+                num_drafted = decision.num_drafted
+            if decision is not None and num_drafted:
+                drafts = int(_sum(decision.verify_len))
+                accepted = self._accept(decision.verify_len)
+                num_accepted = int(_sum(accepted))
+        draft_us, verify_us, prefill_us = self._pass_us(count, drafts, num_drafted, depth, chunks)
         verify_us += 0.0 if whole else self.server.ragged_us
         host_us = self.server.host_us + self.server.host_token_us * (count + drafts)
         micros = (draft_us or 0.0) + verify_us + prefill_us + host_us
         # A pass that takes what the table says teaches nothing, one that prompts share cannot be compared.
-        told = self.timed and not (plan.chunks and self.server.shared_prefill)
+        told = self.timed and not (chunks and self.server.shared_prefill)
         self._round = _Started(
-            plan.chunks, accepted, decision, draft_us if self.timed else None, verify_us if told else None
+            chunks, accepted, decision, draft_us if self.timed else None, verify_us if told else None
         )
         log = self.log
         log.start_s.append(now)
         log.duration_us.append(micros)
         log.num_requests.append(count)
         log.drafts.append(drafts)
-        log.accepted.append(int(np.add.reduce(accepted)))
+        log.accepted.append(num_accepted)
         log.drafted.append(num_drafted)
         log.waiting.append(self.num_waiting)
-        log.first_tokens.append(sum([chunk.completes for chunk in plan.chunks]))
+        log.first_tokens.append(sum([chunk.completes for chunk in chunks]) if chunks else 0)
         return micros * 1e-6
 
     def finish(self, now: float) -> list[SimRequest]:
@@ -206,14 +222,14 @@ class Replica:
         count = len(self._decoding)
         if count:
             if started.decision is not None and self._speculator is not None:
-                self._speculator.learn(started.decision, started.accepted, started.draft_us, started.verify_us)
-            state = self._state[:, :count]
-            emitted = started.accepted + 1
+                accepted = started.decision.verify_len if started.accepted is None else started.accepted
+                self._speculator.learn(started.decision, accepted, started.draft_us, started.verify_us)
+            left = self._state[_LEFT, :count]
+            left -= 1
+            if started.accepted is not None:
+                left -= started.accepted
             self._cached += count + self.log.accepted[-1]
-            state[_POSITION] += emitted
-            remaining = state[_REMAINING]
-            remaining -= emitted
-            for row in (remaining <= 0).nonzero()[0][::-1].tolist():
+            for row in (left < 0).nonzero()[0][::-1].tolist():
                 ended.append(self._leave(row, now))
         joined = False
         for chunk in started.chunks:
@@ -224,42 +240,45 @@ class Replica:
             self._keys = [request.record.index for request in self._decoding]
         return ended
 
-    def _decode(
-        self, state: IntArray, caps: IntArray, token_budget: int, depth: int
-    ) -> tuple[Decision | None, IntArray]:
-        """Let the controller decide; return that and [R] drafts accepted of what it verifies."""
-        state[_ROUNDS] += 1
-        if self._speculator is None:
-            return None, np.zeros(state.shape[1], np.int64)
-        blocks = state[_BLOCK]
-        decision = self._speculator.decide(self._keys, blocks, caps=caps, token_budget=token_budget, depth=depth)
-        if not decision.num_drafted:
-            return decision, decision.verify_len
-        verify_len = decision.verify_len
-        accepted = np.minimum(self._pool.accepted[blocks], verify_len)
-        state[_VERIFIED] += verify_len
-        state[_ACCEPTED] += accepted
-        state[_BLOCK] = self._pool.following[blocks]
-        return decision, accepted
+    def _decide(self, limits: LoadLimits, draft_budget: int, depth: int) -> tuple[Decision, bool]:
+        """Let the controller decide; return that, and whether every request verifies all it may."""
+        speculator, count = self._speculator, len(self._decoding)
+        assert speculator is not None
+        state = self._state[:, :count]
+        most = np.minimum(state[_LEFT], speculator.draft_len)
+        budget = draft_budget if limits.verify_budget is None else min(draft_budget, limits.verify_budget)
+        caps = self._shares.limit(most, self._interactive[:count], budget)
+        decision = speculator.decide(self._keys, state[_BLOCK], caps=caps, token_budget=draft_budget, depth=depth)
+        # Only where ragged passes take longer does anybody ask.
+        whole = not (self.server.ragged_us and decision.num_drafted) or np.array_equal(decision.verify_len, most)
+        return decision, whole
 
-    def _admit(self) -> None:
-        """Hand waiting requests to the batcher while the server has a slot for them, as the engine loop does."""
+    def _accept(self, verify_len: IntArray) -> IntArray:
+        """Return [R] drafts accepted of those verified, and let every request go on to its next block."""
+        state = self._state[:, : len(verify_len)]
+        blocks = state[_BLOCK]
+        accepted: IntArray = np.minimum(self._pool.accepted[blocks], verify_len)
+        state[_VERIFIED] += verify_len
+        state[_BLOCK] = self._pool.following[blocks]
+        return accepted
+
+    def _most(self, limits: LoadLimits) -> int:
+        """Return how many requests may run."""
         most = self.server.max_batch_size
-        if self._speculator is not None:
-            limits = self._speculator.controller.limits()
-            most = min(most, most if limits.max_requests is None else limits.max_requests) if limits.admit else 0
+        if not limits.admit:
+            return 0
+        return most if limits.max_requests is None else min(most, limits.max_requests)
+
+    def _admit(self, limits: LoadLimits) -> None:
+        """Hand waiting requests to the batcher while the server has a slot for them, as the engine loop does."""
+        if not self._waiting:
+            return
+        most = self._most(limits)
         while self.num_running + len(self._batcher) < most:
             stream = self._queue.pop()
             if stream is None:
                 return
             self._batcher.add(self._waiting.pop(stream.handle))
-
-    def _caps(self, state: IntArray) -> tuple[IntArray, int]:
-        """Return [R] most drafts of each decoding request, and their sum."""
-        if self._speculator is None or not self._decoding:
-            return _NOTHING, 0
-        caps = np.minimum(state[_REMAINING] - 1, self._speculator.draft_len)
-        return caps, int(np.add.reduce(caps))
 
     def _pass_us(
         self, count: int, drafts: int, num_drafted: int, depth: float, chunks: tuple[PromptChunk[SimRequest], ...]
@@ -269,7 +288,7 @@ class Replica:
         A low clock stretches what a pass takes beyond reading the weights.
         """
         times, server = self._times, self.server
-        prompt_tokens = sum([chunk.length for chunk in chunks])
+        prompt_tokens = sum([chunk.length for chunk in chunks]) if chunks else 0
         draft_us = self._stretched(times.draft_us(num_drafted, depth)) if num_drafted else None
         verify_us = prefill_us = 0.0
         if prompt_tokens and server.shared_prefill:
@@ -302,7 +321,7 @@ class Replica:
         self._decoding.append(request)
         block = self._pool.place(arrival.domain, self._generator)
         self._cached += arrival.prompt_tokens
-        self._state[:, row] = (arrival.prompt_tokens, remaining, block, 0, 0, 0)
+        self._state[:, row] = (remaining - 1, block, 0, remaining - 1, self._rounds)
         return True
 
     def _leave(self, row: int, now: float) -> SimRequest:
@@ -312,11 +331,14 @@ class Replica:
         self._state[:, row] = self._state[:, last]
         self._decoding[row] = self._decoding[last]
         self._decoding.pop()
-        self._cached -= values[_POSITION]
+        emitted = values[_FIRST_LEFT] - values[_LEFT]
+        self._cached -= request.num_prompt + emitted
         record = request.record
         record.last_token_s = now
-        record.rounds, record.verified, record.accepted = values[_ROUNDS], values[_VERIFIED], values[_ACCEPTED]
-        record.output_tokens = values[_POSITION] - request.num_prompt + 1
+        # Every round it took part in emitted one token and the drafts accepted in it.
+        record.rounds = self._rounds - values[_JOINED]
+        record.verified, record.accepted = values[_VERIFIED], emitted - record.rounds
+        record.output_tokens = emitted + 1
         if self._speculator is not None:
             self._speculator.controller.forget(record.index)
         return request

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtllm_dspark.engine.base import FloatArray, IntArray
 from trtllm_dspark.simulate.pool import BlockPool, calibrated
@@ -46,8 +47,12 @@ class Speculator:
         self.controller = controller
         self._full_below = full_below
         self.draft_len = controller.draft_len
+        self._everybody = np.ones(0, np.bool_)
         self._logits = np.ascontiguousarray(pool.logits[:, : self.draft_len])
-        self._plain = calibrated(self._logits, None, None) if controller.needs_confidence else None
+        # Confidences of every block under the calibration of the last round; it changes seldom or never.
+        self._temperature: FloatArray | None = None
+        self._bias: FloatArray | None = None
+        self._confidence = calibrated(self._logits, None, None) if controller.needs_confidence else None
 
     def decide(
         self, requests: Sequence[Hashable], blocks: IntArray, *, caps: IntArray, token_budget: int, depth: int
@@ -64,15 +69,15 @@ class Speculator:
         controller = self.controller
         plan = controller.plan(requests, caps=caps, token_budget=token_budget, depth=depth)
         caps = plan.caps
-        num_drafted = int(np.count_nonzero(caps))
+        num_drafted = np.count_nonzero(caps)
         if not num_drafted:
             return Decision(plan, requests, depth, np.zeros(len(requests), np.int64), None, 0)
         confidence = None
-        if self._plain is not None:
-            if plan.temperature is None:
-                confidence = self._plain[blocks]
-            else:
-                confidence = calibrated(self._logits[blocks], plan.temperature, plan.bias)
+        if self._confidence is not None:
+            if plan.temperature is not self._temperature or plan.bias is not self._bias:
+                self._temperature, self._bias = plan.temperature, plan.bias
+                self._confidence = calibrated(self._logits, plan.temperature, plan.bias)
+            confidence = self._confidence.take(blocks, axis=0)
         if len(requests) <= self._full_below and plan.reason == "speculate" and caps.sum() <= plan.verify_budget:
             return Decision(plan, requests, depth, caps, confidence, num_drafted)
         verify_len = controller.verify_lens(plan, requests, caps=caps, confidence=confidence, depth=depth)
@@ -88,8 +93,16 @@ class Speculator:
                 verify_len=decision.verify_len,
                 accepted=accepted,
                 confidence=decision.confidence,
-                drafted=decision.plan.caps > 0,
+                drafted=self._drafted(decision),
                 draft_us=draft_us,
                 verify_us=verify_us,
             )
         )
+
+    def _drafted(self, decision: Decision) -> NDArray[np.bool_]:
+        count = len(decision.requests)
+        if decision.num_drafted < count:
+            return decision.plan.caps > 0
+        if len(self._everybody) < count:
+            self._everybody = np.ones(2 * count, np.bool_)
+        return self._everybody[:count]

@@ -100,7 +100,7 @@ class RoundPlan:
     @property
     def drafts(self) -> bool:
         """Whether the block, the chain and the scheduler run."""
-        return bool(self.caps.any())
+        return bool(np.count_nonzero(self.caps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +170,14 @@ class FixedCalibrator:
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
+        self._arrays: dict[int, tuple[FloatArray, FloatArray]] = {}
 
     def arrays(self, num_positions: int) -> tuple[FloatArray, FloatArray]:
-        """Return temperatures and biases of the first positions."""
-        return self._calibration.arrays(num_positions)
+        """Return temperatures and biases of the first positions; the same arrays every time."""
+        found = self._arrays.get(num_positions)
+        if found is None:
+            found = self._arrays[num_positions] = self._calibration.arrays(num_positions)
+        return found
 
     def observe(self, confidence: FloatArray, verify_len: IntArray, accepted: IntArray) -> None:
         """Learn nothing."""
@@ -206,6 +210,7 @@ class SpeculationController:
         self.config = config
         self.cost_table = cost_table
         self._calibrator = calibrator
+        self._learns = not (calibrator is None or isinstance(calibrator, FixedCalibrator))
         self._load = load
         self._limits = LoadLimits()
         self._reason: Reason = "idle"
@@ -269,7 +274,7 @@ class SpeculationController:
             self._reason = "off"
         elif limits.verify_budget is not None and limits.verify_budget <= 0:
             self._reason = "load"
-        elif not caps.any():
+        elif not np.count_nonzero(caps):
             self._reason = "idle"
         elif budget <= 0:
             self._reason = "load"
@@ -305,7 +310,7 @@ class SpeculationController:
             confidence: [R, draft_len] float32, calibrated by the plan's arrays; None in modes that need none.
             depth: tokens cached before each row, on average.
         """
-        if not caps.any():
+        if not np.count_nonzero(caps):
             return np.zeros(len(requests), np.int64)
         if self._adaptive is not None and confidence is not None:
             return self._adaptive.verify_lens(
@@ -334,13 +339,14 @@ class SpeculationController:
         self.counters.add(
             outcome.plan.caps, outcome.drafted, outcome.verify_len, outcome.accepted, outcome.plan.verify_budget
         )
-        usable = outcome.drafted & (outcome.accepted >= 0)
-        if outcome.confidence is None or not usable.any():
+        if outcome.confidence is None or not (self._learns or self._adaptive is not None):
             return
-        rows = np.flatnonzero(usable)
+        rows = (outcome.drafted & (outcome.accepted >= 0)).nonzero()[0]
+        if not len(rows):
+            return
         confidence = outcome.confidence[rows]
         verified, accepted = outcome.verify_len[rows], outcome.accepted[rows]
-        if self._calibrator is not None:
+        if self._calibrator is not None and self._learns:
             self._calibrator.observe(_uncalibrated(confidence, outcome.plan), verified, accepted)
         if self._adaptive is not None:
             self._adaptive.observe([outcome.requests[row] for row in rows.tolist()], confidence, verified, accepted)
@@ -371,24 +377,21 @@ class SpeculationController:
     def _observe_times(self, outcome: RoundOutcome) -> None:
         if self._costs is None or not len(outcome.requests):
             return
+        measured = outcome.round_us if outcome.verify_us is None else outcome.verify_us
+        if measured is None:
+            if outcome.plan.drafts:
+                self._costs.observe_untimed()
+            return
         count, depth, scale = len(outcome.requests), outcome.depth, outcome.plan.cost_scale
         tokens, drafted = count + int(outcome.verify_len.sum()), int(outcome.drafted.sum()) or count
-        # Without drafts the target pass is the whole round.
-        measured = outcome.verify_us
-        if measured is None and not outcome.plan.drafts:
-            measured = outcome.round_us
-        if measured is not None:
+        if outcome.verify_us is None and outcome.plan.drafts:
+            predicted = self._costs.observe_round(count, tokens, drafted, depth, measured, cost_scale=scale)
+        else:
+            # Without drafts the target pass is the whole round.
             predicted = self._costs.observe_verify(count, tokens, depth, measured, cost_scale=scale)
             if outcome.draft_us is not None:
                 predicted += self._costs.observe_draft(drafted, depth, outcome.draft_us)
                 measured += outcome.draft_us
-        elif outcome.plan.drafts and outcome.round_us is not None:
-            measured = outcome.round_us
-            predicted = self._costs.observe_round(count, tokens, drafted, depth, measured, cost_scale=scale)
-        else:
-            if outcome.plan.drafts:
-                self._costs.observe_untimed()
-            return
         self._predicted_us, self._measured_us = predicted, measured
         self.counters.add_times(predicted, measured)
 

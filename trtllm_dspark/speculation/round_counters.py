@@ -12,10 +12,14 @@ from trtllm_dspark.engine.base import IntArray
 
 MAX_RECENT = 1024
 """Rounds kept for histograms between two readings."""
+_ROWS = 4096
+"""Requests of rounds that are kept until they are counted together."""
 
 
 class RoundCounters:
-    """Counters over all decoding rounds of a controller; a few array operations a round.
+    """Counters over all decoding rounds of a controller.
+
+    A round is only written down; many are counted at once, when somebody reads or enough have come together.
 
     Args:
         draft_len: drafts of one request at most.
@@ -23,7 +27,6 @@ class RoundCounters:
     Attributes:
         predicted_us: microseconds that were predicted for the rounds that were also timed.
         measured_us: microseconds those took.
-        recent: (drafts admitted, drafts verified, drafts made) of the latest rounds that drafted; take them out.
     """
 
     def __init__(self, draft_len: int) -> None:
@@ -31,12 +34,23 @@ class RoundCounters:
         self._drafted = 0
         self._admitted, self._verified, self._accepted = (np.zeros(draft_len + 1, np.int64) for _ in range(3))
         self.predicted_us = self.measured_us = 0.0
-        self.recent: deque[tuple[int, int, int]] = deque(maxlen=MAX_RECENT)
+        self._recent: deque[tuple[int, int, int]] = deque(maxlen=MAX_RECENT)
+        # By row of the rounds written down: drafts allowed (-1 where none were made), verified, accepted.
+        self._rows: IntArray = np.zeros((3, 0), np.int64)
+        self._filled = 0
+        self._starts: list[int] = []
+        self._budgets: list[int] = []
+
+    @property
+    def recent(self) -> deque[tuple[int, int, int]]:
+        """(drafts admitted, drafts verified, drafts made) of the latest rounds that drafted; take them out."""
+        self._count()
+        return self._recent
 
     def add(
         self, caps: IntArray, drafted: NDArray[np.bool_], verify_len: IntArray, accepted: IntArray, budget: int
     ) -> None:
-        """Count one round.
+        """Note one round.
 
         Args:
             caps: [R] int64, drafts of each request that might be verified.
@@ -45,16 +59,40 @@ class RoundCounters:
             accepted: [R] int64 drafts accepted; negative for a request whose logits were refused.
             budget: drafts of all requests that might be verified.
         """
-        rows = int(np.count_nonzero(drafted))
-        if not rows:
+        count = len(caps)
+        if not np.count_nonzero(drafted):
             return
+        if self._filled + count > self._rows.shape[1]:
+            self._count()
+            if count > self._rows.shape[1]:
+                self._rows = np.zeros((3, max(count, _ROWS)), np.int64)
+        start, end = self._filled, self._filled + count
+        rows = self._rows[:, start:end]
+        rows[0], rows[1], rows[2] = caps, verify_len, accepted
+        if np.count_nonzero(drafted) < count:
+            rows[0][~drafted] = -1
+        self._starts.append(start)
+        self._budgets.append(budget)
+        self._filled = end
+
+    def _count(self) -> None:
+        """Count the rounds that were written down."""
+        if not self._starts:
+            return
+        allowed, verified, accepted = self._rows[:, : self._filled]
+        drafted = allowed >= 0
         size = self._draft_len + 1
-        self._drafted += rows
-        self._admitted += np.bincount(caps[drafted], minlength=size)
-        self._verified += np.bincount(verify_len[drafted], minlength=size)
+        self._drafted += int(np.count_nonzero(drafted))
+        self._admitted += np.bincount(allowed[drafted], minlength=size)
+        self._verified += np.bincount(verified[drafted], minlength=size)
         self._accepted += np.bincount(np.maximum(accepted[drafted], 0), minlength=size)
-        admitted = min(budget, int(caps[drafted].sum()))
-        self.recent.append((admitted, int(verify_len[drafted].sum()), rows * self._draft_len))
+        sums = [np.add.reduceat(drafted * column, self._starts) for column in (allowed, verified, 1)]
+        admitted = np.minimum(self._budgets, sums[0])
+        made = sums[2] * self._draft_len
+        self._recent.extend(zip(admitted.tolist(), sums[1].tolist(), made.tolist(), strict=True))
+        self._filled = 0
+        self._starts.clear()
+        self._budgets.clear()
 
     def add_times(self, predicted_us: float, measured_us: float) -> None:
         """Count the predicted and the measured time of one round."""
@@ -67,6 +105,7 @@ class RoundCounters:
         `drafted`: proposed. `admitted`: allowed by what is left to emit, by load and by shares. `verified`: the target
         decided it. `accepted`: the target agreed, whether or not a stop cut it afterwards.
         """
+        self._count()
         stages = {"admitted": self._admitted, "verified": self._verified, "accepted": self._accepted}
         at_least = {name: np.cumsum(lengths[::-1])[::-1][1:].tolist() for name, lengths in stages.items()}
         return {"drafted": [self._drafted] * self._draft_len, **at_least}
