@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from trtllm_dspark.build._choices import DTYPES, GPU_BACKENDS
 from trtllm_dspark.build.config import BuildConfig, Precision
 from trtllm_dspark.build.plan import BuildPlan
 from trtllm_dspark.build.report import StepClock
 from trtllm_dspark.checkpoint import TokenizerAssets
-from trtllm_dspark.graph import DrafterSource, WeightDtype, WrittenTarget, write_drafter, write_heads, write_target
+from trtllm_dspark.graph import (
+    DrafterSource,
+    WeightDtype,
+    WrittenTarget,
+    write_autoregressive,
+    write_drafter,
+    write_heads,
+    write_target,
+)
 from trtllm_dspark.graph.lowering import ORT, Lowering, TrtPluginLowering
 from trtllm_dspark.graph.round_graphs import RoundDrafter, write_draft, write_verify
 from trtllm_dspark.graph.round_options import RoundOptions
@@ -55,16 +64,17 @@ def emit_drafter(
     config, arrays = plan.drafter_config, plan.drafter.arrays
     source = DrafterSource(config, arrays, plan.target.config, plan.target.arrays, target)
     with clock.step("drafter", (_MATRICES_PER_LAYER + 1) * config.backbone.num_layers + 1) as advance:
-        write_drafter(
-            directory,
-            source,
-            max_seq_len=plan.limits.max_seq_len,
-            max_draft_len=plan.limits.max_draft_len,
-            draft_token_ids=plan.draft_vocab,
-            weight_dtype=graph_weight_dtype(plan.config, plan.config.draft_precision),
-            lowering=lowering,
-            progress=advance,
-        )
+        shared: dict[str, Any] = {
+            "max_seq_len": plan.limits.max_seq_len,
+            "max_draft_len": plan.limits.max_draft_len,
+            "draft_token_ids": plan.draft_vocab,
+            "weight_dtype": graph_weight_dtype(plan.config, plan.config.draft_precision),
+            "progress": advance,
+        }
+        if config.autoregressive:
+            write_autoregressive(directory, source, **shared)
+        else:
+            write_drafter(directory, source, lowering=lowering, **shared)
 
 
 def emit_round(

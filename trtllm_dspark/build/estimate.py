@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 
 from trtllm_dspark.build._choices import WeightDtype
+from trtllm_dspark.checkpoint import autoregressive_shapes
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.engine_dir import BuildLimits
 from trtllm_dspark.errors import ConfigError
@@ -118,6 +120,8 @@ def count_parameters(model: ModelConfig) -> int:
 def count_drafter_parameters(drafter: DrafterConfig) -> int:
     """Return the parameters of a drafter without embedding and output head, which are its target's."""
     model, rank = drafter.backbone, drafter.markov_rank
+    if drafter.autoregressive:
+        return sum(math.prod(shape) for shape in autoregressive_shapes(drafter).values())
     count = layer_weights(model) + _small_weights(model)
     count += drafter.feature_size * model.hidden_size + model.hidden_size
     if drafter.markov_head != "none":
@@ -147,6 +151,14 @@ def _target_bytes(target: ModelConfig, dtype: WeightDtype) -> int:
 
 def _drafter_bytes(parts: DrafterParts, dtype: WeightDtype) -> int:
     drafter, model = parts.config, parts.config.backbone
+    if drafter.autoregressive:
+        shapes = autoregressive_shapes(drafter)
+        weights = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
+        # Both graphs make keys and values, the step graph of `eagle3` leaves out `fc`.
+        twice = ("eh_proj.weight", "layers.0.k.weight", "layers.0.v.weight")
+        weights += sum(math.prod(shapes[name]) for name in twice if name in shapes)
+        weights += drafter.draft_vocab_size * model.hidden_size if parts.own_head else 0
+        return int(weights * BYTES_PER_WEIGHT[dtype])
     weights = layer_weights(model) + drafter.feature_size * model.hidden_size
     # The context graph repeats the key and value projections of the block graph.
     weights += model.num_layers * 2 * model.hidden_size * model.num_kv_heads * model.head_dim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +12,17 @@ from trtllm_dspark.build._choices import WeightDtype
 from trtllm_dspark.build.plan import BuildPlan
 from trtllm_dspark.build.report import VerifyErrors
 from trtllm_dspark.engine import load_engine
-from trtllm_dspark.engine.base import ContextBatch, Engine, TokenBatch
+from trtllm_dspark.engine.base import (
+    AutoregressiveEngine,
+    ContextBatch,
+    Engine,
+    FloatArray,
+    IntArray,
+    PairBatch,
+    TokenBatch,
+)
 from trtllm_dspark.errors import EngineError
+from trtllm_dspark.reference.autoregressive import autoregressive_drafts
 from trtllm_dspark.reference.models import drafter_block, drafter_context, target_forward
 
 MAX_TOKENS = 8
@@ -54,6 +64,8 @@ def _compare(engine: Engine, plan: BuildPlan) -> VerifyErrors:
     if drafter is None or plan.drafter is None:
         return VerifyErrors(logits)
     features = _check("target features", got.features, expected.features, plan.weight_dtype)
+    if drafter.autoregressive:
+        return VerifyErrors(logits, features, _compare_steps(engine, plan, tokens, expected.features))
     arrays = plan.drafter.arrays
     context = drafter_context(drafter, arrays, expected.features, dtype=np.float32)
     block = drafter_block(
@@ -72,6 +84,33 @@ def _compare(engine: Engine, plan: BuildPlan) -> VerifyErrors:
     dtypes = (plan.draft_weight_dtype, plan.weight_dtype)
     base = _check("draft logits", drafted.base_logits[0], kept, *dtypes)
     return VerifyErrors(logits, features, base)
+
+
+def _compare_steps(engine: Engine, plan: BuildPlan, tokens: IntArray, features: FloatArray) -> float:
+    """Unroll an autoregressive drafter along `tokens`, over and over where they are too few."""
+    assert plan.drafter is not None
+    assert plan.drafter_config is not None
+    count, num_steps = len(features), plan.limits.max_draft_len
+    following = np.resize(np.roll(tokens, -1), count - 1 + num_steps)
+    expected = autoregressive_drafts(
+        plan.drafter_config,
+        plan.drafter.arrays,
+        features,
+        following.tolist(),
+        target_arrays=plan.target.arrays,
+        draft_token_ids=plan.draft_vocab,
+        dtype=np.float32,
+    )
+    head = cast(AutoregressiveEngine, engine).draft_head
+    zero = np.zeros(1, np.int64)
+    state = head.absorb(PairBatch(features, following[:count], np.array([count]), zero))[-1:]
+    logits = []
+    for row in range(count - 1, count - 1 + num_steps):
+        step = head.step(state, following[row : row + 1], np.array([row]))
+        state = step.state
+        logits.append(step.logits)
+    dtypes = (plan.draft_weight_dtype, plan.weight_dtype)
+    return _check("draft logits", np.concatenate(logits), expected.base_logits, *dtypes)
 
 
 def _check(what: str, got: NDArray[np.float32], expected: NDArray[np.float32], *dtypes: WeightDtype) -> float:

@@ -1,6 +1,7 @@
 """Read target models and drafters into one canonical configuration and named arrays."""
 
 from trtllm_dspark.checkpoint.arrays import LazyArrays
+from trtllm_dspark.checkpoint.autoregressive import autoregressive_config, autoregressive_shapes
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig, RopeScaling
 from trtllm_dspark.checkpoint.drafter import load_drafter
 from trtllm_dspark.checkpoint.paths import resolve_path
@@ -18,6 +19,8 @@ __all__ = [
     "ModelConfig",
     "RopeScaling",
     "TokenizerAssets",
+    "autoregressive_config",
+    "autoregressive_shapes",
     "describe_drafter",
     "describe_target",
     "has_weights",

@@ -62,7 +62,7 @@ def build_drafter(
     Raises:
         CheckpointError: the drafter is incomplete, not supported, or does not fit the target.
     """
-    _refuse_unknown_fields(fields)
+    refuse_unknown_fields(fields, _UNDERSTOOD)
     if not fields.boolean("sample_from_anchor", True):
         raise CheckpointError(
             f"{fields.path}: sample_from_anchor is false (the anchor's slot predicts nothing); "
@@ -70,7 +70,7 @@ def build_drafter(
         )
     if not with_weights:
         config = _config(fields, target)
-        _check_fit(fields.path, config, target)
+        check_fit(fields.path, config, target)
         return DrafterCheckpoint(config, LazyArrays({}), (CheckpointFile(fields.path),), dialect)
     stored, paths = read_directory(directory)
     unpacked = unpack(stored, fields.values.get("quantization"), fields.path)
@@ -80,7 +80,7 @@ def build_drafter(
             raise CheckpointError(f"{directory} holds tensor {rename(name)} under two names")
         tensors[rename(name)] = tensor
     config = _config(fields, target)
-    _check_fit(fields.path, config, target)
+    check_fit(fields.path, config, target)
     mapper = TensorMapper(directory, tensors)
     for name in ignore:
         mapper.drop(name)
@@ -89,9 +89,14 @@ def build_drafter(
     return DrafterCheckpoint(config, mapper.finish(), files, dialect)
 
 
-def _refuse_unknown_fields(fields: Fields) -> None:
+def refuse_unknown_fields(fields: Fields, understood: frozenset[str]) -> None:
+    """Refuse a configuration with a field that is set, not understood and not known to change nothing.
+
+    Raises:
+        CheckpointError: there is one.
+    """
     for name, value in fields.values.items():
-        if name not in _NEUTRAL and name not in _UNDERSTOOD and value not in (None, [], {}):
+        if name not in _NEUTRAL and name not in understood and value not in (None, [], {}):
             raise CheckpointError(
                 f"{fields.path}: field {name} = {value!r} is not known and may change what the drafter computes; "
                 "remove it if it does not, otherwise this drafter is not supported"
@@ -131,8 +136,12 @@ def _markov_head(fields: Fields, rank: int) -> MarkovHead:
     raise CheckpointError(f"{fields.path}: markov_head_type is {name!r}, expected vanilla, gated or rnn")
 
 
-def _check_fit(path: Path, config: DrafterConfig, target: ModelConfig) -> None:
-    """Refuse a drafter that was trained for another target."""
+def check_fit(path: Path, config: DrafterConfig, target: ModelConfig) -> None:
+    """Refuse a drafter that was trained for another target.
+
+    Raises:
+        CheckpointError: it was.
+    """
 
     def expect(what: str, target_has: int, drafter_has: int) -> None:
         if target_has != drafter_has:
@@ -144,21 +153,7 @@ def _check_fit(path: Path, config: DrafterConfig, target: ModelConfig) -> None:
     expect("vocab_size", target.vocab_size, config.backbone.vocab_size)
     expect("hidden_size", target.hidden_size, config.target_hidden_size)
     expect("num_hidden_layers", target.num_layers, config.num_target_layers)
-    last = target.num_layers - 1
-    previous = -1
-    for layer in config.target_layer_ids:
-        if layer == -1:
-            raise CheckpointError(f"{path}: target_layer_ids names -1 (the embedding output), which is not supported")
-        if layer == last:
-            raise CheckpointError(
-                f"{path}: target_layer_ids names {last}, the target's last layer, which cannot be a feature; "
-                f"expected layers 0 to {last - 1}"
-            )
-        if not 0 <= layer < last:
-            raise CheckpointError(f"{path}: target_layer_ids names {layer}, expected layers 0 to {last - 1}")
-        if layer <= previous:
-            raise CheckpointError(f"{path}: target_layer_ids {list(config.target_layer_ids)} must increase strictly")
-        previous = layer
+    _check_layer_ids(path, config, target)
     if config.mask_token_id >= target.vocab_size:
         raise CheckpointError(
             f"{path}: mask_token_id is {config.mask_token_id}, outside the vocabulary of {target.vocab_size}"
@@ -167,6 +162,26 @@ def _check_fit(path: Path, config: DrafterConfig, target: ModelConfig) -> None:
         raise CheckpointError(
             f"{path}: draft_vocab_size is {config.draft_vocab_size}, larger than the target's {target.vocab_size}"
         )
+
+
+def _check_layer_ids(path: Path, config: DrafterConfig, target: ModelConfig) -> None:
+    last = target.num_layers - 1
+    # Only an MTP head reads what the target's own output head reads.
+    highest = last if config.kind == "mtp" else last - 1
+    previous = -1
+    for layer in config.target_layer_ids:
+        if layer == -1:
+            raise CheckpointError(f"{path}: target_layer_ids names -1 (the embedding output), which is not supported")
+        if layer == last > highest:
+            raise CheckpointError(
+                f"{path}: target_layer_ids names {last}, the target's last layer, which cannot be a feature; "
+                f"expected layers 0 to {highest}"
+            )
+        if not 0 <= layer <= highest:
+            raise CheckpointError(f"{path}: target_layer_ids names {layer}, expected layers 0 to {highest}")
+        if layer <= previous:
+            raise CheckpointError(f"{path}: target_layer_ids {list(config.target_layer_ids)} must increase strictly")
+        previous = layer
 
 
 def _map_drafter(mapper: TensorMapper, config: DrafterConfig, target: ModelConfig, path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 Architecture = Literal["llama", "qwen3"]
 MarkovHead = Literal["none", "vanilla", "gated", "rnn"]
+DrafterKind = Literal["block", "eagle3", "mtp"]
+"""`block`: a whole block in one pass (DSpark; DFlash without a sequential head); the others draft token after token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class ModelConfig:
 class DrafterConfig:
     """A DSpark drafter: a parallel backbone over target features, a sequential head, a confidence head.
 
-    Source: DSpark paper, section 3.1.
+    Source: DSpark paper, section 3.1. Other kinds are baselines (`checkpoint.autoregressive`).
     """
 
     backbone: ModelConfig
@@ -69,9 +71,16 @@ class DrafterConfig:
     confidence_with_markov: bool
     draft_vocab_size: int
     """Vd: size of the vocabulary the head proposes from; equals the target's V when it is not reduced."""
+    kind: DrafterKind = "block"
+    """The other kinds have one layer, no masks and neither a sequential nor a confidence head."""
     extra: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def feature_size(self) -> int:
         """Width of one row of target features: number of captured layers times the target's hidden size."""
         return len(self.target_layer_ids) * self.target_hidden_size
+
+    @property
+    def autoregressive(self) -> bool:
+        """Whether it drafts token after token, each from the hidden state of the one before."""
+        return self.kind != "block"

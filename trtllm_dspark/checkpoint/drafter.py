@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trtllm_dspark.checkpoint._drafter import build_drafter
 from trtllm_dspark.checkpoint._hf_config import Fields
+from trtllm_dspark.checkpoint.autoregressive import ARCHITECTURES, load_autoregressive
 from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.checkpoint.paths import resolve_path
 from trtllm_dspark.checkpoint.safetensors_io import read_json
@@ -49,7 +50,9 @@ def read_drafter(directory: Path, target: ModelConfig, *, with_weights: bool = T
     names = fields.names("architectures")
     if names == ("Qwen3DSparkModel",):
         return build_drafter(directory, fields, target, "deepspec", with_weights=with_weights)
+    if len(names) == 1 and names[0] in ARCHITECTURES:
+        return load_autoregressive(directory, values, target, with_weights)
     raise CheckpointError(
         f"{config_path}: drafter architecture {', '.join(names) or 'none'} is not supported, expected Qwen3DSparkModel "
-        "(DeepSpec), a speculators or a SpecForge DSpark drafter"
+        f"(DeepSpec), a speculators or a SpecForge DSpark drafter, or {' or '.join(ARCHITECTURES)}"
     )

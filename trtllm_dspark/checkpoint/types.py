@@ -73,7 +73,7 @@ class DrafterCheckpoint:
     arrays: LazyArrays
     files: tuple[CheckpointFile, ...]
     format: str
-    """`deepspec`, `speculators` or `specforge`."""
+    """`deepspec`, `speculators`, `specforge`, `eagle3` or `mtp`."""
 
     @property
     def shares_embedding(self) -> bool:

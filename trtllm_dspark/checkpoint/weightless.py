@@ -9,6 +9,7 @@ from typing import NoReturn
 from trtllm_dspark.checkpoint._drafter import drafter_shapes
 from trtllm_dspark.checkpoint._mapping import layer_shapes
 from trtllm_dspark.checkpoint.arrays import LazyArray, LazyArrays
+from trtllm_dspark.checkpoint.autoregressive import autoregressive_shapes
 from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.checkpoint.drafter import read_drafter
 from trtllm_dspark.checkpoint.huggingface import read_target_config
@@ -54,8 +55,9 @@ def describe_drafter(path: str | Path, target: ModelConfig) -> DrafterCheckpoint
     """
     config_path = _config_path(path)
     found = read_drafter(config_path.parent, target, with_weights=False)
-    shapes = drafter_shapes(found.config, target)
-    return DrafterCheckpoint(found.config, _without_values(shapes, config_path), found.files, found.format)
+    config = found.config
+    shapes = autoregressive_shapes(config) if config.autoregressive else drafter_shapes(config, target)
+    return DrafterCheckpoint(config, _without_values(shapes, config_path), found.files, found.format)
 
 
 def _config_path(path: str | Path) -> Path:

@@ -70,6 +70,7 @@ def load_engine(
         feature_size=drafter.feature_size if drafter else 0,
         mask_token_id=drafter.mask_token_id if drafter else 0,
         has_drafter=drafter is not None,
+        autoregressive=drafter is not None and drafter.autoregressive,
     )
     if manifest.backend in BACKENDS:
         library = None if kernel_library is None else Path(kernel_library)

@@ -8,7 +8,7 @@ active slots compact and idle ones cost nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,10 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What an engine was built for; every pass must stay inside."""
+    """What an engine was built for; every pass must stay inside.
+
+    `autoregressive`: its drafter drafts token after token (`AutoregressiveEngine`), no blocks.
+    """
 
     max_batch_size: int
     max_seq_len: int
@@ -30,6 +33,7 @@ class EngineLimits:
     feature_size: int
     mask_token_id: int
     has_drafter: bool
+    autoregressive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,57 @@ class BlockOutput:
     hidden: FloatArray
 
 
+@dataclass(frozen=True, slots=True)
+class PairBatch:
+    """Target features of committed tokens, each with the token behind it, for an autoregressive drafter.
+
+    Attributes:
+        features: [T, m * d] float32.
+        token_ids: [T] int64, the token behind each feature's own.
+        row_lens: [R] int64, rows may be 0.
+        write_indices: [R] int64, pairs already in the drafter's cache of each row: row j of it belongs to feature j.
+        first_slot: slot of row 0.
+    """
+
+    features: FloatArray
+    token_ids: IntArray
+    row_lens: IntArray
+    write_indices: IntArray
+    first_slot: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Result of one draft step.
+
+    Attributes:
+        logits: [R, Vd] float32, of the token behind the one that was given.
+        state: [R, d] float32, what stands for the feature in the next step.
+    """
+
+    logits: FloatArray
+    state: FloatArray
+
+
+class DraftHead(Protocol):
+    """Passes of an autoregressive drafter over its own slot cache."""
+
+    def absorb(self, batch: PairBatch) -> FloatArray:
+        """Append the cache rows of committed pairs; returns [T, d], the state that stands for each feature."""
+        ...
+
+    def step(self, state: FloatArray, token_ids: IntArray, rows: IntArray, *, first_slot: int = 0) -> StepOutput:
+        """Draft one token a request, writing one cache row each.
+
+        Args:
+            state: [R, d] of the feature or draft before.
+            token_ids: [R] int64, the token behind it.
+            rows: [R] int64, place of the pair in the drafter's cache; what lies behind it is not read.
+            first_slot: slot of row 0.
+        """
+        ...
+
+
 class Engine(Protocol):
     """Target and drafter passes over a slot KV cache."""
 
@@ -132,4 +187,18 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release sessions and device memory; calling it twice is harmless."""
+        ...
+
+
+@runtime_checkable
+class AutoregressiveEngine(Engine, Protocol):
+    """An engine that may have an autoregressive drafter; its `absorb` and `draft_block` then refuse."""
+
+    @property
+    def draft_head(self) -> DraftHead:
+        """Its autoregressive drafter.
+
+        Raises:
+            DeviceError: it has none.
+        """
         ...

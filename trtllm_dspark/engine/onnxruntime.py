@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
+from trtllm_dspark.engine._autoregressive import OnnxRuntimeDraftHead
 from trtllm_dspark.engine._cache import KvCache
 from trtllm_dspark.engine._packing import pack_rows
 from trtllm_dspark.engine._session import CachedSession
@@ -77,7 +78,11 @@ class OnnxRuntimeEngine:
         session = CachedSession(directory / TARGET_GRAPH, self._cache, num_threads=threads)
         self._target: CachedSession | None = session
         self._drafter: _Drafter | None = None
-        if drafter is not None:
+        self._draft_head: OnnxRuntimeDraftHead | None = None
+        if drafter is not None and drafter.autoregressive:
+            threads = _threads(num_threads, drafter.backbone, "drafter")
+            self._draft_head = OnnxRuntimeDraftHead(directory, drafter, limits, num_threads=threads)
+        elif drafter is not None:
             length = limits.max_seq_len + max(limits.max_num_tokens, drafter.block_size)
             cache = _make_cache(drafter.backbone, limits, length)
             threads = _threads(num_threads, drafter.backbone, "drafter")
@@ -179,8 +184,9 @@ class OnnxRuntimeEngine:
     def copy_slot(self, source: int, destination: int, *, num_tokens: int, num_context: int) -> None:
         """Copy the first `num_tokens` cached tokens (`num_context` of the drafter's context) to another slot."""
         self._cache.copy_slot(source, destination, num_tokens)
-        if self._drafter is not None:
-            self._drafter.cache.copy_slot(source, destination, num_context)
+        drafter = self._drafter or self._draft_head
+        if drafter is not None:
+            drafter.cache.copy_slot(source, destination, num_context)
 
     def close(self) -> None:
         """Release sessions and caches; calling it twice is harmless."""
@@ -191,10 +197,24 @@ class OnnxRuntimeEngine:
             self._drafter.context.close()
             self._drafter.block.close()
             self._drafter = None
+        if self._draft_head is not None:
+            self._draft_head.close()
+            self._draft_head = None
+
+    @property
+    def draft_head(self) -> OnnxRuntimeDraftHead:
+        """The autoregressive drafter.
+
+        Raises:
+            DeviceError: there is none, or the engine is closed.
+        """
+        if self._draft_head is None:
+            raise DeviceError("the engine has no autoregressive drafter or is closed")
+        return self._draft_head
 
     def _require_drafter(self) -> _Drafter:
         if self._drafter is None:
-            raise DeviceError("the engine has no drafter or is closed; build one with --draft_checkpoint")
+            raise DeviceError("the engine has no block drafter or is closed; build one with --draft_checkpoint")
         return self._drafter
 
     def _check(self, row_lens: IntArray, starts: IntArray, first_slot: int, num_tokens: int, *, min_len: int) -> None:

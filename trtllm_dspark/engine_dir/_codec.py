@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from trtllm_dspark.checkpoint.config import Architecture, DrafterConfig, MarkovHead, ModelConfig, RopeScaling
+from trtllm_dspark.checkpoint.config import (
+    Architecture,
+    DrafterConfig,
+    DrafterKind,
+    MarkovHead,
+    ModelConfig,
+    RopeScaling,
+)
 from trtllm_dspark.errors import EngineError
 
 
@@ -133,6 +140,9 @@ def drafter_fields(config: DrafterConfig) -> dict[str, Any]:
     """Return the JSON object of a drafter; `extra` belongs to the checkpoint's format and is left out."""
     fields = asdict(config)
     del fields["extra"]
+    if not config.autoregressive:
+        # Engines from before there were other kinds keep their hash.
+        del fields["kind"]
     return fields
 
 
@@ -154,4 +164,5 @@ def drafter_config(fields: Fields) -> DrafterConfig:
         confidence=fields.boolean("confidence"),
         confidence_with_markov=fields.boolean("confidence_with_markov"),
         draft_vocab_size=fields.integer("draft_vocab_size"),
+        kind="block" if fields.is_null("kind") else cast(DrafterKind, fields.one_of("kind", ("eagle3", "mtp"))),
     )

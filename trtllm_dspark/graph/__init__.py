@@ -1,5 +1,6 @@
 """Canonical network definitions, emitted as ONNX opset 24 with one attention lowering a target."""
 
+from trtllm_dspark.graph.autoregressive import STEP_GRAPH, write_autoregressive
 from trtllm_dspark.graph.drafter import BLOCK_GRAPH, CONTEXT_GRAPH, DrafterSource, write_drafter
 from trtllm_dspark.graph.heads import HEADS_FILE, read_heads, write_heads
 from trtllm_dspark.graph.lowering import CACHE_MULTIPLE
@@ -14,6 +15,7 @@ __all__ = [
     "CONTEXT_GRAPH",
     "DRAFTER_GRAPH",
     "HEADS_FILE",
+    "STEP_GRAPH",
     "TARGET_GRAPH",
     "WEIGHT_DTYPES",
     "DrafterSource",
@@ -22,6 +24,7 @@ __all__ = [
     "WeightDtype",
     "WrittenTarget",
     "read_heads",
+    "write_autoregressive",
     "write_draft",
     "write_drafter",
     "write_heads",

@@ -206,8 +206,8 @@ def append_block(
 ) -> BlockBody:
     """Append the backbone over blocks of token ids [R * gamma], up to its logits."""
     backbone, gamma, size = source.config.backbone, source.config.block_size, source.config.backbone.hidden_size
-    embedding = _embedding(net, source, weights)
-    x = net.cast(embedding.gather(net, ids), _float_dtype(embedding, net), net.dtype)
+    embedding = drafter_embedding(net, source, weights)
+    x = net.cast(embedding.gather(net, ids), float_dtype(embedding, net), net.dtype)
     attention = lowering.block(net, backbone, num_positions, gamma)
     x = decoder_layers(net, weights, backbone, x, lowering, attention)[-1]
     if max_draft_len < gamma:
@@ -215,18 +215,18 @@ def append_block(
         kept = net.node("Slice", blocks, net.ints(0), net.ints(max_draft_len), net.ints(1))
         x = net.node("Reshape", kept, net.ints(-1, size))
     hidden = weights.norm(net, x, "norm", size, backbone.rms_norm_eps)
-    head = _head(net, source, weights, draft_token_ids)
-    head_dtype = _float_dtype(head, net)
+    head = drafter_head(net, source, weights, draft_token_ids)
+    head_dtype = float_dtype(head, net)
     logits = head.multiply(net, net.cast(hidden, net.dtype, head_dtype))
     return BlockBody(hidden, logits, head_dtype, head.rows)
 
 
-def _float_dtype(matrix: StoredMatrix, net: Network) -> np.dtype[Any]:
+def float_dtype(matrix: StoredMatrix, net: Network) -> np.dtype[Any]:
     """Return the type a table computes in: one shared with the target keeps the target's."""
     return matrix.values.dtype if isinstance(matrix, FloatMatrix) else net.dtype
 
 
-def _embedding(net: Network, source: DrafterSource, weights: Weights) -> StoredMatrix:
+def drafter_embedding(net: Network, source: DrafterSource, weights: Weights) -> StoredMatrix:
     """Store the drafter's own table, or refer to the target's bytes: nothing is held twice."""
     if "embed.weight" not in source.arrays:
         return source.target.embedding
@@ -236,7 +236,7 @@ def _embedding(net: Network, source: DrafterSource, weights: Weights) -> StoredM
     )
 
 
-def _head(
+def drafter_head(
     net: Network, source: DrafterSource, weights: Weights, draft_token_ids: NDArray[np.int64] | None
 ) -> StoredMatrix:
     """Store the rows of a reduced vocabulary, or share the target's whole head."""

@@ -15,7 +15,6 @@ def decoder_layers(
 
     Layer: y = x + Attention(Norm(x)); output = y + W_down(SiLU(W_gate Norm(y)) * W_up Norm(y)).
     """
-    size, inner = config.hidden_size, config.intermediate_size
     outputs: list[str] = []
     change: str | None = None
     for layer in range(config.num_layers):
@@ -24,14 +23,34 @@ def decoder_layers(
         if change is not None:
             outputs.append(x)
         mixed = attention(net, weights, layer, normed)
-        projected = weights.linear(net, mixed, [f"{prefix}.o"], [size], config.num_heads * config.head_dim)
-
-        x, normed = _residual_norm(net, weights, config, lowering, x, projected, f"{prefix}.mlp_norm")
-        both = weights.linear(net, normed, [f"{prefix}.gate", f"{prefix}.up"], [inner, inner], size)
-        gate, up = net.split("Split", [both, net.ints(inner, inner)], 2, axis=-1)
-        active = net.node("Mul", net.node("Mul", gate, net.node("Sigmoid", gate)), up)
-        change = weights.linear(net, active, [f"{prefix}.down"], [size], inner)
+        x, change = finish_layer(net, weights, config, lowering, layer, x, mixed)
     return [*outputs, x if change is None else net.node("Add", x, change)]
+
+
+def finish_layer(
+    net: Network, weights: Weights, config: ModelConfig, lowering: Lowering, layer: int, x: str, mixed: str
+) -> tuple[str, str]:
+    """Append what follows the attention of a layer.
+
+    Args:
+        net: the graph.
+        weights: of the layer.
+        config: shapes of the layer.
+        lowering: how sums and norms are spelled.
+        layer: index.
+        x: [T, d] residual stream.
+        mixed: [T, H D] output of the attention.
+
+    Returns:
+        The residual stream with the attention's share, and what the MLP adds to it.
+    """
+    prefix, size, inner = f"layers.{layer}", config.hidden_size, config.intermediate_size
+    projected = weights.linear(net, mixed, [f"{prefix}.o"], [size], config.num_heads * config.head_dim)
+    x, normed = _residual_norm(net, weights, config, lowering, x, projected, f"{prefix}.mlp_norm")
+    both = weights.linear(net, normed, [f"{prefix}.gate", f"{prefix}.up"], [inner, inner], size)
+    gate, up = net.split("Split", [both, net.ints(inner, inner)], 2, axis=-1)
+    active = net.node("Mul", net.node("Mul", gate, net.node("Sigmoid", gate)), up)
+    return x, weights.linear(net, active, [f"{prefix}.down"], [size], inner)
 
 
 def _residual_norm(

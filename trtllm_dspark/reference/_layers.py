@@ -117,6 +117,11 @@ def decoder_layer(
         own = KeyValue(*(np.concatenate([past, new]) for past, new in zip(context, own, strict=True)))
     queries = rotate(config, heads_of(config, arrays, layer, "q", normed), positions)
     x = x + linear(arrays, f"layers.{layer}.o", attention(queries, own, visible))
+    return feed_forward(config, arrays, layer, x)
+
+
+def feed_forward(config: ModelConfig, arrays: Arrays, layer: int, x: Array) -> Array:
+    """Return x [S, d] plus what the layer's MLP makes of it."""
     normed = rms_norm(arrays, f"layers.{layer}.mlp_norm", x, config.rms_norm_eps)
     gate, up = (linear(arrays, f"layers.{layer}.{name}", normed) for name in ("gate", "up"))
     return x + linear(arrays, f"layers.{layer}.down", gate / (1 + np.exp(-gate)) * up)

@@ -140,11 +140,12 @@ def drafter_block(
     for layer in range(backbone.num_layers):
         x = decoder_layer(backbone, arrays, layer, x, positions, everything, context[layer])
     hidden = rms_norm(arrays, "norm", x, backbone.rms_norm_eps)
-    head = _head_rows(arrays, shared, dtype)
+    head = head_rows(arrays, shared, dtype)
     return BlockForward(hidden @ (head if draft_token_ids is None else head[draft_token_ids]).T, hidden)
 
 
-def _head_rows(arrays: Arrays, shared: Arrays, dtype: Any) -> Array:
+def head_rows(arrays: Arrays, shared: Arrays, dtype: Any) -> Array:
+    """Return the output head [V, d] of a drafter: its own or the target's."""
     for owner, name in ((arrays, "lm_head.weight"), (shared, "lm_head.weight"), (shared, "embed.weight")):
         if name in owner:
             return weight(owner, name, dtype)

@@ -98,12 +98,14 @@ class _GroupedAttention:
     block_size: int = 0
     pad: str | None = None
     pack: str | None = None
+    width: int | None = None
 
     def __call__(self, net: Network, weights: Weights, layer: int, x: str) -> str:
         c, prefix = self.heads.config, f"layers.{layer}"
         counts = [c.num_heads, c.num_kv_heads, c.num_kv_heads]
         sizes = [count * c.head_dim for count in counts]
-        fused = weights.linear(net, x, [f"{prefix}.q", f"{prefix}.k", f"{prefix}.v"], sizes, c.hidden_size)
+        width = self.width or c.hidden_size
+        fused = weights.linear(net, x, [f"{prefix}.q", f"{prefix}.k", f"{prefix}.v"], sizes, width)
         if self.pad is None:
             fused = net.node("Reshape", fused, net.ints(-1, self.block_size, sum(sizes)))
         else:
@@ -128,11 +130,13 @@ class _ContextCache:
 
     heads: _Heads
     pad: str
+    width: int | None = None
 
     def __call__(self, net: Network, weights: Weights, layer: int, x: str) -> None:
         c, prefix = self.heads.config, f"layers.{layer}"
         size = c.num_kv_heads * c.head_dim
-        fused = weights.linear(net, x, [f"{prefix}.k", f"{prefix}.v"], [size, size], c.hidden_size)
+        width = self.width or c.hidden_size
+        fused = weights.linear(net, x, [f"{prefix}.k", f"{prefix}.v"], [size, size], width)
         k, v = self.heads.split(net, net.node("Gather", fused, self.pad, axis=0), [c.num_kv_heads, c.num_kv_heads])
         self.heads.store(net, "k", layer, self.heads.rotate(net, weights, k, f"{prefix}.k_norm"))
         self.heads.store(net, "v", layer, v)
@@ -157,8 +161,13 @@ class OrtLowering:
         )
         return outputs[3], outputs[0]
 
-    def causal(self, net: Network, config: ModelConfig, num_positions: int) -> _GroupedAttention:
-        """Declare positions [T], pad_index [R, S], pack_index [T], write_indices [R] and build the causal mask."""
+    def causal(
+        self, net: Network, config: ModelConfig, num_positions: int, width: int | None = None
+    ) -> _GroupedAttention:
+        """Declare positions [T], pad_index [R, S], pack_index [T], write_indices [R] and build the causal mask.
+
+        Projections read rows of `width` in place of the hidden size.
+        """
         net.input("positions", np.int64, ["T"])
         pad = net.input("pad_index", np.int64, ["R", "S"])
         pack = net.input("pack_index", np.int64, ["T"])
@@ -169,7 +178,8 @@ class OrtLowering:
         group = config.num_heads // config.num_kv_heads
         if group > 1:
             bias = net.node("Concat", *[bias] * group, axis=2)
-        return _GroupedAttention(_Heads.build(net, config, num_positions, positions), used, bias, pad=pad, pack=pack)
+        heads = _Heads.build(net, config, num_positions, positions)
+        return _GroupedAttention(heads, used, bias, pad=pad, pack=pack, width=width)
 
     def block(self, net: Network, config: ModelConfig, num_positions: int, block_size: int) -> _GroupedAttention:
         """Declare write_indices [R] (= the anchor's position) and build the block's mask."""
@@ -180,10 +190,10 @@ class OrtLowering:
         bias = used.bias(net, "Less", end)
         return _GroupedAttention(_Heads.build(net, config, num_positions, positions), used, bias, block_size=block_size)
 
-    def context(self, net: Network, config: ModelConfig, num_positions: int) -> _ContextCache:
-        """Declare positions [T], pad_index [R, S] and write_indices [R]."""
+    def context(self, net: Network, config: ModelConfig, num_positions: int, width: int | None = None) -> _ContextCache:
+        """Declare positions [T], pad_index [R, S] and write_indices [R]; projections read rows of `width`."""
         net.input("positions", np.int64, ["T"])
         pad = net.input("pad_index", np.int64, ["R", "S"])
         net.input("write_indices", np.int64, ["R"])
         positions = net.node("Gather", "positions", pad, axis=0)
-        return _ContextCache(_Heads.build(net, config, num_positions, positions), pad)
+        return _ContextCache(_Heads.build(net, config, num_positions, positions), pad, width)
