@@ -219,6 +219,7 @@ class Replica:
         if started is None:
             return []
         ended: list[SimRequest] = []
+        gone: IntArray = np.zeros(0, np.int64)
         count = len(self._decoding)
         if count:
             if started.decision is not None and self._speculator is not None:
@@ -229,13 +230,15 @@ class Replica:
             if started.accepted is not None:
                 left -= started.accepted
             self._cached += count + self.log.accepted[-1]
-            for row in (left < 0).nonzero()[0][::-1].tolist():
-                ended.append(self._leave(row, now))
+            gone = (left < 0).nonzero()[0]
         joined = False
         for chunk in started.chunks:
             chunk.request.num_cached += chunk.length
             if chunk.completes:
                 joined |= self._first_token(chunk.request, now, ended)
+        # The last rows move into the holes, those that have just joined first, as in a session's slot table.
+        for row in gone[::-1].tolist():
+            ended.append(self._leave(row, now))
         if joined or ended:
             self._keys = [request.record.index for request in self._decoding]
         return ended
