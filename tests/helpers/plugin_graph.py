@@ -42,7 +42,7 @@ class PluginGraph:
         self._inputs = {value.name: value for value in model.graph.input}
         self._session = _session(path, model, self._tail, self._names)
         self._read = {value.name for value in self._session.get_inputs()}
-        self._caches = caches
+        self.caches = caches
         self._own = [name.removeprefix("past_") for name in self._inputs if name.startswith("past_")]
         for name in self._own:
             dims = [dim.dim_value for dim in self._inputs[f"past_{name}"].type.tensor_type.shape.dim]
@@ -56,7 +56,7 @@ class PluginGraph:
 
     def run(self, inputs: Arrays) -> Arrays:
         """Run one pass and keep the caches it returns; every declared input must be there, in its declared type."""
-        values = inputs | {f"past_{name}": self._caches[name] for name in self._own}
+        values = inputs | {f"past_{name}": self.caches[name] for name in self._own}
         assert set(values) == set(self._inputs)
         for name, value in values.items():
             kind = self._inputs[name].type.tensor_type
@@ -67,7 +67,7 @@ class PluginGraph:
         for node in self._tail:
             results = self._run_head(node, values) if node.op_type in HEADS else _run_single(node, values)
             values |= dict(zip(node.output, results, strict=True))
-        self._caches |= {name: values[f"present_{name}"] for name in self._own}
+        self.caches |= {name: values[f"present_{name}"] for name in self._own}
         return {name: values[name] for name in self._outputs if not name.startswith("present_")}
 
     def _run_head(self, node: onnx.NodeProto, values: Arrays) -> list[np.ndarray]:

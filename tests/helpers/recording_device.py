@@ -319,23 +319,40 @@ class GraphPlan:
         self, device: RecordingDevice, name: str, session: Any, profiles: list[dict[str, tuple[int, int]]]
     ) -> None:
         self.device, self.name, self.session = device, name, session
+        inputs, outputs = (
+            [(value.name, _dtype(value.type), value.shape) for value in values]
+            for values in (session.get_inputs(), session.get_outputs())
+        )
+        self._describe(inputs, outputs, profiles)
+
+    def _describe(
+        self,
+        inputs: list[tuple[str, str, list[Any]]],
+        outputs: list[tuple[str, str, list[Any]]],
+        profiles: list[dict[str, tuple[int, int]]],
+    ) -> None:
         self.num_profiles, self.scratch_bytes = len(profiles), 64
         self.closed = False
         self.contexts: list[GraphContext] = []
         tensors = {}
-        for value in session.get_inputs():
+        for name, dtype, shape in inputs:
             ranges = tuple(
                 (
-                    tuple(dim if isinstance(dim, int) else sizes[dim][0] for dim in value.shape),
-                    tuple(dim if isinstance(dim, int) else sizes[dim][1] for dim in value.shape),
+                    tuple(dim if isinstance(dim, int) else sizes[dim][0] for dim in shape),
+                    tuple(dim if isinstance(dim, int) else sizes[dim][1] for dim in shape),
                 )
                 for sizes in profiles
             )
-            tensors[value.name] = PlanTensor(value.name, True, _dtype(value.type), _free(value.shape), ranges)
-        for value in session.get_outputs():
-            past = value.name.replace("present_", "past_", 1) if value.name.startswith("present_") else None
-            tensors[value.name] = PlanTensor(value.name, False, _dtype(value.type), _free(value.shape), aliases=past)
+            tensors[name] = PlanTensor(name, True, dtype, _free(shape), ranges)
+        for name, dtype, shape in outputs:
+            past = name.replace("present_", "past_", 1) if name.startswith("present_") else None
+            tensors[name] = PlanTensor(name, False, dtype, _free(shape), aliases=past)
         self.tensors: Mapping[str, PlanTensor] = tensors
+
+    def run(self, feeds: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return every output of a pass."""
+        names = [name for name, tensor in self.tensors.items() if not tensor.is_input]
+        return dict(zip(names, self.session.run(names, feeds), strict=True))
 
     def context(self, profile: int, scratch: int, stream: int) -> PlanContext:
         assert not self.closed
@@ -386,10 +403,26 @@ class GraphContext:
     def _run(self, shapes: Mapping[str, Shape], addresses: Mapping[str, int]) -> None:
         device, tensors = self.plan.device, self.plan.tensors
         feeds = {name: device.read(addresses[name], shape, ITEM[tensors[name].dtype]) for name, shape in shapes.items()}
-        names = [name for name, tensor in tensors.items() if not tensor.is_input]
-        for name, value in zip(names, self.plan.session.run(names, feeds), strict=True):
+        results = self.plan.run(feeds)
+        _check_apart(self.plan, addresses, feeds, results)
+        for name, value in results.items():
             flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
             device.bytes_at(addresses[name], flat.size)[:] = flat
+
+
+def _check_apart(
+    plan: GraphPlan,
+    addresses: Mapping[str, int],
+    feeds: Mapping[str, NDArray[Any]],
+    results: Mapping[str, NDArray[Any]],
+) -> None:
+    """Refuse an output over an input it does not update in place, or over another output."""
+    ends = {name: addresses[name] + value.nbytes for name, value in (*feeds.items(), *results.items())}
+    for name in results:
+        for other, end in ends.items():
+            if other in (name, plan.tensors[name].aliases):
+                continue
+            assert ends[name] <= addresses[other] or end <= addresses[name], f"{name} of {plan.name} overlaps {other}"
 
 
 def _dtype(text: str) -> str:

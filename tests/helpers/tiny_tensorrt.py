@@ -36,6 +36,8 @@ class _Unchecked(TrtNativeLowering):
 
 
 Arrays = Mapping[str, np.ndarray]
+PairArrays = tuple[ModelConfig, Arrays, DrafterConfig, Arrays]
+"""Target, its weights, drafter, its weights."""
 PLANS = ("target", "drafter_context", "drafter_block")
 TINY_LIMITS = BuildLimits(max_batch_size=4, max_seq_len=96, max_num_tokens=32, max_draft_len=5)
 
@@ -59,19 +61,29 @@ def random_pair(
     directory: Path, *, draft_token_ids: np.ndarray | None = None, limits: BuildLimits = TINY_LIMITS, **changes: Any
 ) -> Written:
     """Write a random pair: every logit counts, hardly a draft is right. `changes` are the drafter's."""
+    return write_pair(directory, *random_weights(**changes), limits=limits, draft_token_ids=draft_token_ids)
+
+
+def random_weights(**changes: Any) -> PairArrays:
+    """Return the weights of the random pair."""
     rng = np.random.default_rng(0)
     target, drafter = SMALL, small_drafter(SMALL, **changes)
     arrays = random_arrays(target, rng)
-    own = drafter_arrays(drafter, rng)
-    return write_pair(directory, target, arrays, drafter, own, limits=limits, draft_token_ids=draft_token_ids)
+    return target, arrays, drafter, drafter_arrays(drafter, rng)
 
 
 def toy_pair(directory: Path, pair: ToyPair, *, limits: BuildLimits = TINY_LIMITS) -> Written:
     """Write the closed-form pair: four drafts of five are right."""
+    weights = toy_weights(pair)
+    limits = replace(limits, max_draft_len=weights[2].block_size)
+    return write_pair(directory, *weights, limits=limits)
+
+
+def toy_weights(pair: ToyPair) -> PairArrays:
+    """Return the weights of the closed-form pair."""
     target = load_target(str(pair.target_dir))
     drafter = load_drafter(str(pair.drafter_dir), target.config)
-    limits = replace(limits, max_draft_len=drafter.config.block_size)
-    return write_pair(directory, target.config, target.arrays, drafter.config, drafter.arrays, limits=limits)
+    return target.config, target.arrays, drafter.config, drafter.arrays
 
 
 def write_pair(

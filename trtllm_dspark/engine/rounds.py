@@ -7,7 +7,7 @@ sample, which prompts come in, what schedule to follow), and learns one round la
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,4 +197,26 @@ class RoundEngine(Protocol):
 
     def close(self) -> None:
         """Wait for the device and release everything; calling it twice is harmless."""
+        ...
+
+
+@runtime_checkable
+class CompiledRounds(Protocol):
+    """A `RoundEngine` whose rounds were compiled for one schedule and one acceptance, and which runs nothing else."""
+
+    @property
+    def greedy_only(self) -> bool:
+        """Whether requests must be greedy."""
+        ...
+
+    def check_session(self, mode: str, acceptance: str) -> None:
+        """Refuse sessions whose rounds were not compiled.
+
+        Args:
+            mode: of their speculation.
+            acceptance: of their sampled requests.
+
+        Raises:
+            ConfigError: the engine was built for others.
+        """
         ...

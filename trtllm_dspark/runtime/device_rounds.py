@@ -16,6 +16,7 @@ import numpy as np
 from trtllm_dspark import _core
 from trtllm_dspark.engine.base import IntArray
 from trtllm_dspark.engine.rounds import (
+    CompiledRounds,
     DecodeRows,
     PromptRows,
     RoundBatch,
@@ -59,6 +60,9 @@ class DeviceRounds:
         acceptance: of sampled requests.
         timer: of the session.
         recorder: told of every round's confidences and accepted lengths.
+
+    Raises:
+        ConfigError: the engine's rounds were compiled for others.
     """
 
     def __init__(
@@ -70,6 +74,9 @@ class DeviceRounds:
         *,
         recorder: ConfidenceRecorder | None = None,
     ) -> None:
+        self._compiled = engine if isinstance(engine, CompiledRounds) else None
+        if self._compiled is not None:
+            self._compiled.check_session(controller.config.mode, acceptance)
         self._engine, self._controller, self._acceptance = engine, controller, acceptance
         self._timer, self._recorder = timer, recorder
         self._scheduler = DeviceScheduler(controller, max_requests=engine.limits.max_batch_size)
@@ -83,7 +90,7 @@ class DeviceRounds:
         return self._engine.rounds_in_flight
 
     def check(self, params: SamplingParams, num_banned: int) -> None:
-        """Refuse what needs the logits on the host.
+        """Refuse what needs the logits on the host, or between target and acceptance where those are one plan.
 
         Args:
             params: of a request.
@@ -92,6 +99,8 @@ class DeviceRounds:
         Raises:
             RequestError: the request wants it.
         """
+        if self._compiled is not None:
+            _check_compiled(self._compiled, params, num_banned)
         if params.logprobs:
             raise RequestError(
                 "log-probabilities need rounds one at a time; serve without --kernel_library", code="no_logprobs"
@@ -214,6 +223,21 @@ class DeviceRounds:
         usable = drafted & (accepted >= 0)
         if self._recorder is not None and confidence is not None and usable.any():
             self._recorder.record(confidence[usable], verify_len[usable], accepted[usable])
+
+
+def _check_compiled(engine: CompiledRounds, params: SamplingParams, num_banned: int) -> None:
+    wanted = None
+    if params.logprobs:
+        wanted, code = "log-probabilities", "no_logprobs"
+    elif num_banned:
+        wanted, code = "min_tokens with end tokens", "no_min_tokens"
+    if wanted is not None:
+        raise RequestError(f"{wanted} need an engine that was built with --dspark_plugin disable", code=code)
+    if engine.greedy_only and not params.greedy:
+        raise RequestError(
+            "this engine was built with --acceptance greedy and serves requests of temperature 0 only",
+            code="greedy_only",
+        )
 
 
 def _ended(request: ActiveRequest) -> bool:

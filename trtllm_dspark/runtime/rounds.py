@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from trtllm_dspark.engine.base import Engine
-from trtllm_dspark.engine.rounds import RoundEngine
+from trtllm_dspark.engine.rounds import CompiledRounds, RoundEngine
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.runtime.device_rounds import DeviceRounds
 from trtllm_dspark.runtime.host_rounds import HostRounds
@@ -34,7 +34,13 @@ def choose_rounds_in_flight(engine: Engine, wanted: int | None, *, own_drafter: 
     if wanted is not None and not 1 <= wanted <= most:
         reason = "this engine runs" if own_drafter else "a drafter outside the engine allows"
         raise ConfigError(f"rounds_in_flight is {wanted}, {reason} {most} at most; use 1..{most}")
-    return most if wanted is None else wanted
+    chosen = most if wanted is None else wanted
+    if chosen == 1 and isinstance(engine, CompiledRounds):
+        raise ConfigError(
+            "this engine runs whole rounds on its device only; one round at a time (listeners, drafters outside the "
+            "engine) needs one that was built with --dspark_plugin disable"
+        )
+    return chosen
 
 
 def make_rounds(

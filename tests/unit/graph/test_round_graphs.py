@@ -162,7 +162,8 @@ def single_pass(tokens: np.ndarray, slot: int = 1) -> dict[str, np.ndarray]:
 
 def draft_inputs(rounds: PluginRounds, slots: list[int], anchors: list[int], positions: list[int]) -> Any:
     made = [RoundRequest(np.zeros(1, np.int64), 9, slot) for slot in slots]
-    return PluginRounds.sampling(made) | {
+    own = {"thresholds": np.full(len(slots), rounds.terms[0])} if rounds.has_thresholds else {}
+    return PluginRounds.sampling(made) | own | {
         "anchors": np.array(anchors, np.int32),
         "positions": np.array(positions, np.int32),
         "caps": np.full(len(slots), rounds.gamma, np.int32),

@@ -2,5 +2,6 @@
 
 from trtllm_dspark.engine.tensorrt.device import Device, Plan, PlanContext, PlanTensor
 from trtllm_dspark.engine.tensorrt.engine import TensorRtEngine
+from trtllm_dspark.engine.tensorrt.plugin_engine import TensorRtPluginEngine
 
-__all__ = ["Device", "Plan", "PlanContext", "PlanTensor", "TensorRtEngine"]
+__all__ = ["Device", "Plan", "PlanContext", "PlanTensor", "TensorRtEngine", "TensorRtPluginEngine"]

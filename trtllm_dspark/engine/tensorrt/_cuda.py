@@ -19,7 +19,7 @@ ROUND_OPS = frozenset(
     ("round_begin", "round_caps", "round_rows", "round_ban", "round_commit")
     + ("markov_draft", "confidence_schedule", "ragged_accept")
 )
-"""Kernels that rounds launch."""
+"""Kernels that rounds launch; those of plans with plugins a few of them."""
 
 
 def import_cuda() -> Any:
@@ -52,14 +52,16 @@ class CudaDevice:
     Args:
         backend: `tensorrt` or `tensorrt_rtx`: which runtime reads the plans.
         kernels: `libtrtllm_dspark_kernels.so`, or None: passes run, rounds on the device do not.
+        plugins: whether that library is `libtrtllm_dspark_plugins.so`, whose plugins the plans call.
         index: CUDA device number.
 
     Raises:
         DeviceError: cuda-python, the runtime, its driver or the device is missing.
         EngineMismatch: the kernel library is of another version.
+        EngineError: TensorRT finds no creator of a plugin.
     """
 
-    def __init__(self, backend: str, kernels: Path | None = None, index: int = 0) -> None:
+    def __init__(self, backend: str, kernels: Path | None = None, plugins: bool = False, *, index: int = 0) -> None:
         self._cuda = import_cuda()
         count = self._call(self._cuda.cudaGetDeviceCount)
         if index >= count:
@@ -68,7 +70,7 @@ class CudaDevice:
         properties = self._call(self._cuda.cudaGetDeviceProperties, index)
         self._name = str(properties.name.decode())
         self._capability = (int(properties.major), int(properties.minor))
-        self._runtime = TensorRtRuntime(backend)
+        self._runtime = TensorRtRuntime(backend, kernels if plugins else None)
         self._kernels = None if kernels is None else _load_kernels(kernels)
         self._memory: set[int] = set()
         self._pinned: dict[int, Any] = {}

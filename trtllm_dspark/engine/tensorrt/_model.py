@@ -48,6 +48,10 @@ class SlotModel:
     cache: SlotCache
     drafter_cache: SlotCache | None
 
+    def close(self) -> None:
+        """Release the plans; memory is the device's."""
+        self.target.close()
+
     def copy_slot(self, source: int, destination: int, num_tokens: int, num_context: int) -> None:
         """Enqueue the move of a slot's caches and state."""
         self.cache.copy_slot(source, destination, num_tokens, self.stream)
@@ -81,7 +85,7 @@ class Model(SlotModel):
 
     def close(self) -> None:
         """Release the plans; memory is the device's."""
-        self.target.close()
+        SlotModel.close(self)
         if self.drafter is not None:
             self.drafter.context.close()
             self.drafter.block.close()

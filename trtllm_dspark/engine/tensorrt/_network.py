@@ -60,6 +60,11 @@ class Network:
             self._addresses[name] = device.allocate(self._largest(tensor.shape) * ITEM_BYTES[tensor.dtype])
         self._eager: dict[int, PlanContext] = {}
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of its inputs but the caches."""
+        return tuple(name for name, tensor in self._plan.tensors.items() if tensor.is_input and not self._owns(name))
+
     def dims(self, name: str) -> Shape:
         """Return the extents of a tensor, -1 where one is free.
 
@@ -85,10 +90,12 @@ class Network:
             + " fits no profile of the engine; build it with larger limits"
         )
 
-    def bound(self, shapes: Mapping[str, Shape], stream: int, *, first_slot: int = 0) -> PlanContext:
-        """Return a new context for passes of these shapes and no others, as a CUDA graph needs it."""
+    def bound(
+        self, shapes: Mapping[str, Shape], stream: int, *, memory: Mapping[str, int] | None = None
+    ) -> PlanContext:
+        """Return a new context for passes of these shapes and addresses and no others, as a CUDA graph needs it."""
         context = self._plan.context(self.profile(shapes), self._scratch, stream)
-        self._bind(context, shapes, first_slot, {})
+        self._bind(context, shapes, 0, memory or {})
         return context
 
     def enqueue(

@@ -10,6 +10,7 @@ from typing import Any
 
 from trtllm_dspark.engine.tensorrt.device import PlanTensor, Shape
 from trtllm_dspark.errors import DeviceError, EngineError
+from trtllm_dspark.plugins import register_plugins
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +48,20 @@ class TensorRtRuntime:
 
     Args:
         backend: `tensorrt` or `tensorrt_rtx`.
+        plugins: library of the plugins that plans call, or None.
 
     Raises:
         DeviceError: the runtime cannot be loaded, or finds no GPU.
+        EngineError: the runtime refuses the library or finds no creator of a plugin in it.
     """
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, plugins: Path | None = None) -> None:
         self._trt = import_runtime(backend)
         self._backend = backend
         self._logger = _make_logger(self._trt)
+        if plugins is not None:
+            # A plan names its plugins; their creators must be known before it is read.
+            register_plugins(self._trt, plugins, "--kernel_library")
         self._runtime = self._trt.Runtime(self._logger)
 
     def load(self, path: Path) -> TensorRtPlan:
@@ -132,11 +138,14 @@ class TensorRtPlan:
             raise EngineError(f"{self._name} wants {name} in host memory; build the engine again")
         is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
         ranges: tuple[tuple[Shape, Shape], ...] = ()
-        if is_input:
+        shape = tuple(engine.get_tensor_shape(name))
+        if is_input and -1 not in shape:
+            ranges = ((shape, shape),) * self.num_profiles
+        elif is_input:
             shapes = [engine.get_tensor_profile_shape(name, index) for index in range(self.num_profiles)]
             ranges = tuple((tuple(shape[0]), tuple(shape[2])) for shape in shapes)
         aliased = None if is_input else engine.get_aliased_input_tensor(name) or None
-        return PlanTensor(name, is_input, _DTYPES[dtype], tuple(engine.get_tensor_shape(name)), ranges, aliased)
+        return PlanTensor(name, is_input, _DTYPES[dtype], shape, ranges, aliased)
 
 
 class TensorRtContext:
@@ -152,6 +161,9 @@ class TensorRtContext:
             DeviceError: the runtime refuses one, or one is left out.
         """
         for name, shape in shapes.items():
+            if -1 not in self._tensors[name].shape:
+                # Nothing to choose; `Network` has compared it with the shape that is wanted.
+                continue
             if not self._context.set_input_shape(name, shape):
                 raise DeviceError(f"{self._name} refuses {name} of shape {list(shape)}: {self._logger.last_error}")
         for name, address in addresses.items():

@@ -12,52 +12,22 @@ from numpy.typing import NDArray
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.engine._packing import PackedRows, pack_rows
 from trtllm_dspark.engine.base import BlockOutput, ContextBatch, EngineLimits, IntArray, TargetOutput, TokenBatch
-from trtllm_dspark.engine.rounds import RoundBatch, RoundResult, Ticket
 from trtllm_dspark.engine.tensorrt._arrays import MAX_BANNED
-from trtllm_dspark.engine.tensorrt._buckets import block_shapes, context_shapes, ladder, target_shapes
-from trtllm_dspark.engine.tensorrt._graphs import GraphStats
+from trtllm_dspark.engine.tensorrt._buckets import block_shapes, context_shapes, target_shapes
 from trtllm_dspark.engine.tensorrt._heads import DeviceHeads
 from trtllm_dspark.engine.tensorrt._memory import PinnedRing
 from trtllm_dspark.engine.tensorrt._model import Drafter, load_model
 from trtllm_dspark.engine.tensorrt._round import DeviceRound
-from trtllm_dspark.engine.tensorrt._rounds import ROUNDS_IN_FLIGHT, RoundQueue
+from trtllm_dspark.engine.tensorrt._rounds import RoundQueue
+from trtllm_dspark.engine.tensorrt._runner import NUM_GRAPHS, RoundRunner
 from trtllm_dspark.engine.tensorrt._staging import stage
 from trtllm_dspark.engine.tensorrt.device import Device, Plan
 from trtllm_dspark.errors import DeviceError
 
 logger = logging.getLogger(__name__)
 
-NUM_GRAPHS = 64
-"""CUDA graphs kept by default: a batch of 32 has 11 request buckets, each with a few of tokens."""
 
-
-class RoundTimer:
-    """Times parts of rounds on an idle engine as their differences: a captured round cannot be timed inside.
-
-    Args:
-        rounds: of the engine.
-    """
-
-    def __init__(self, rounds: RoundQueue) -> None:
-        self._rounds = rounds
-
-    def verify_us(self, num_requests: int, num_tokens: int, depth: int) -> float:
-        """Return the microseconds of target pass, acceptance and context update; at least those of a plain round."""
-        if num_tokens == num_requests:
-            return self._rounds.time_round(num_requests, num_tokens, drafts=False, depth=depth)
-        whole = self._rounds.time_round(num_requests, num_tokens, drafts=True, depth=depth)
-        plain = self._rounds.time_round(num_requests, num_requests, drafts=False, depth=depth)
-        return max(plain, whole - self.draft_us(num_requests, depth))
-
-    def draft_us(self, num_requests: int, depth: int) -> float:
-        """Return the microseconds of block, head and schedule: what they add to a plain round, at least 1."""
-        whole = self._rounds.time_round(num_requests, num_requests, drafts=True, depth=depth)
-        plain = self._rounds.time_round(num_requests, num_requests, drafts=False, depth=depth)
-        # A difference of two medians may vanish in their noise, a draft cannot.
-        return max(1.0, whole - plain)
-
-
-class TensorRtEngine:
+class TensorRtEngine(RoundRunner):
     """`Engine` and `RoundEngine` over plans of the `trt_native` lowering.
 
     Single passes (`verify`, `absorb`, `draft_block`) take and give host arrays and wait for the device: the core runs
@@ -92,25 +62,19 @@ class TensorRtEngine:
         num_graphs: int = NUM_GRAPHS,
         cuda_graphs: bool = True,
     ) -> None:
-        self._device, self._limits, self._host_heads = device, limits, heads
+        self._host_heads = heads
         self._model = model = load_model(device, plans, target, drafter, limits)
         self._uploads, self._downloads = PinnedRing(device, 2), PinnedRing(device, 2)
-        self._rounds: RoundQueue | None = None
+        rounds = None
         if device.has_kernels:
             on_device = None
             if drafter is not None:
                 on_device = DeviceHeads(device, drafter, head_tensors or {}, target.vocab_size, model.stream)
-            self._rounds = RoundQueue(
-                model, DeviceRound(model, on_device), num_graphs=num_graphs, cuda_graphs=cuda_graphs
-            )
+            passes = DeviceRound(model, on_device)
+            rounds = RoundQueue(model, passes, num_graphs=num_graphs, cuda_graphs=cuda_graphs)
         else:
             logger.info("no kernel library: passes run one at a time, drafts are chosen on the host")
-        self._closed = False
-
-    @property
-    def limits(self) -> EngineLimits:
-        """Shapes the engine was built for."""
-        return self._limits
+        super().__init__(device, limits, model, rounds)
 
     @property
     def heads(self) -> Any:
@@ -118,42 +82,9 @@ class TensorRtEngine:
         return self._host_heads
 
     @property
-    def device_name(self) -> str:
-        """The GPU's name."""
-        return self._device.name
-
-    @property
-    def rounds_in_flight(self) -> int:
-        """Rounds that may be submitted and not collected; 0 without the kernel library."""
-        return 0 if self._rounds is None else ROUNDS_IN_FLIGHT
-
-    @property
     def max_banned(self) -> int:
         """Most end tokens of a request that has a `min_tokens`."""
         return MAX_BANNED
-
-    @property
-    def token_sizes(self) -> tuple[int, ...]:
-        """Ascending tokens that target passes of rounds are padded to; empty where rounds run on the host."""
-        return () if self._rounds is None else ladder(self._model.decode_tokens)
-
-    @property
-    def pass_timer(self) -> RoundTimer | None:
-        """Times rounds on the device, for cost tables; None without the kernel library."""
-        return None if self._rounds is None else RoundTimer(self._rounds)
-
-    @property
-    def graph_stats(self) -> GraphStats | None:
-        """Counters of the CUDA graphs, or None without the kernel library."""
-        return None if self._rounds is None else self._rounds.graphs.stats
-
-    def submit_round(self, batch: RoundBatch) -> Ticket:
-        """Enqueue a round; see `RoundEngine`."""
-        return self._queue().submit(batch)
-
-    def collect_round(self, ticket: Ticket) -> RoundResult:
-        """Wait for the oldest round; see `RoundEngine`."""
-        return self._queue().collect(ticket)
 
     def verify(self, batch: TokenBatch) -> TargetOutput:
         """Run the target over packed rows and wait for it; see `Engine`."""
@@ -200,35 +131,6 @@ class TensorRtEngine:
         gamma = limits.max_draft_len
         base_logits = self._fetch("base_logits", (rows, gamma, limits.draft_vocab_size))
         return BlockOutput(base_logits, self._fetch("hidden", (rows, gamma, drafter.config.backbone.hidden_size)))
-
-    def copy_slot(self, source: int, destination: int, *, num_tokens: int, num_context: int) -> None:
-        """Move a slot's caches and state behind everything that was enqueued; counts are upper bounds."""
-        self._model.copy_slot(source, destination, num_tokens, num_context)
-
-    def close(self) -> None:
-        """Wait for the device and release everything; calling it twice is harmless."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            event = self._device.create_event()
-            self._device.record(event, self._model.stream)
-            self._device.synchronize(event)
-        except DeviceError as error:
-            # A device that failed releases nothing in order; the driver does when the process ends.
-            logger.warning("the device failed before it was closed: %s", error)
-            return
-        if self._rounds is not None:
-            self._rounds.close()
-        self._model.close()
-        self._device.close()
-
-    def _queue(self) -> RoundQueue:
-        if self._closed:
-            raise DeviceError("the engine is closed; load it again")
-        if self._rounds is None:
-            raise DeviceError("rounds on the device need the kernel library; give its path when loading the engine")
-        return self._rounds
 
     def _drafter(self) -> Drafter:
         if self._closed or self._model.drafter is None:

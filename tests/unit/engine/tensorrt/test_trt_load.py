@@ -45,7 +45,7 @@ def directory(pair: Written, path: Path, **changes: Any) -> EngineDirectory:
 
 def open_with(pair: Written, device: RecordingDevice) -> Any:
     device.plans = {name: GraphPlan(device, name, session, pair.profiles) for name, session in pair.sessions.items()}
-    return lambda backend, kernels: device
+    return lambda backend, kernels, plugins: device
 
 
 def test_load_finds_the_plans_of_this_gpu(toy_weights: Written) -> None:
@@ -68,8 +68,11 @@ def test_load_finds_the_plans_of_this_gpu(toy_weights: Written) -> None:
     ("changes", "message"),
     [
         ({"gpu_architectures": ("sm120",)}, "plans for sm120, this GPU is a recording device .sm89.; build with"),
-        ({"gpu": GpuBuild("trt_plugin", 128)}, "by the trt_plugin lowering, this runtime runs plans of trt_native"),
-        ({"gpu": None}, "by an older version, .* build the engine again with --dspark_plugin disable"),
+        (
+            {"gpu": GpuBuild("trt_plugin", 128)},
+            "call plugins; give their library, --kernel_library DIR/libtrtllm_dspark_plugins.so",
+        ),
+        ({"gpu": None}, "by an older version, .* runs plans of trt_native and trt_plugin; build the engine again"),
         ({"gpu": replace(NATIVE, strip_plan=True)}, "hold no weights and this runtime does not refit them"),
         ({"gpu": replace(NATIVE, weight_streaming=True)}, "sets no budget for it; .* again without --weight_streaming"),
         ({"files": ()}, "has no target.sm89.plan; build the engine again"),

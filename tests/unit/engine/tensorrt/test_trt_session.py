@@ -2,60 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from helpers.fake_engine import token_ids
 from helpers.tiny_tensorrt import Written
 from helpers.trt_fixtures import Opened
+from helpers.trt_sessions import make, requests, run, table, take
 
 from trtllm_dspark.errors import DeviceError, RequestError
 from trtllm_dspark.runtime import Request, SamplingParams, Session
-from trtllm_dspark.speculation.cost_table import CostTable, DraftShape, VerifyShape
-
-Outputs = dict[str, list[int]]
-
-
-def requests(pair: Written, count: int, *, longest: int = 40) -> list[Request]:
-    """Greedy and sampled requests, some with `min_tokens` and stop tokens, with prompts of one chunk or more."""
-    rng = np.random.default_rng(1)
-    made = []
-    for index in range(count):
-        prompt = rng.integers(0, pair.limits.vocab_size, rng.integers(1, longest)).tolist()
-        params = SamplingParams(
-            max_tokens=int(rng.integers(4, 20)),
-            temperature=0.0 if index % 2 else 1.0,
-            top_k=7 if index % 3 == 2 else 0,
-            seed=index,
-            min_tokens=index % 4,
-            max_draft_len=2 if index == 3 else None,
-        )
-        made.append(Request(f"r{index}", prompt, params))
-    return made
-
-
-def run(
-    session: Session, todo: list[Request], *, each_round: Callable[[Session, int], Any] = lambda session, number: None
-) -> Outputs:
-    """Add a request every other round until none is left; return each request's tokens."""
-    outputs: dict[str, list[Any]] = {}
-    queue = list(todo)
-    for number in range(2000):
-        if number % 2 == 0 and queue:
-            session.add(queue.pop(0))
-        if not queue and not session.has_unfinished():
-            return {name: token_ids(entries) for name, entries in outputs.items()}
-        for output in session.step():
-            outputs.setdefault(output.request_id, []).append(output)
-        each_round(session, number)
-    raise AssertionError("the session never became idle")
-
-
-def make(engine: Any, pair: Written, speculation: str, **options: Any) -> Session:
-    return Session(engine, None, speculation=speculation, acceptance="coupled", eos_token_ids=(5,), **options)
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["late", "early"])
@@ -205,9 +161,9 @@ def test_session_adaptive_drafts_bypasses_and_probes(toy_weights: Written, opene
     gamma = toy_weights.limits.max_draft_len
     for draft_us, wanted in ((10.0, {"speculate"}), (900.0, {"bypass"})):
         engine, _ = opened(toy_weights)
-        table = _table(gamma, draft_us)
-        _take(engine, draft_us)
-        session = make(engine, toy_weights, "adaptive", cost_table=table)
+        costs = table(gamma, draft_us)
+        take(engine, draft_us)
+        session = make(engine, toy_weights, "adaptive", cost_table=costs)
         assert run(session, todo) == expected
         plans = {reason for reason, count in session.stats.plans.items() if count}
         assert wanted <= plans, session.stats.plans
@@ -217,7 +173,7 @@ def test_session_adaptive_drafts_bypasses_and_probes(toy_weights: Written, opene
 def test_session_stale_budget_follows_collected_confidences(toy_weights: Written, opened: Opened) -> None:
     """The budget of a round comes from confidences at least two rounds old, never from its own."""
     engine, device = opened(toy_weights)
-    session = make(engine, toy_weights, "stale_topk", cost_table=_table(toy_weights.limits.max_draft_len, 10.0))
+    session = make(engine, toy_weights, "stale_topk", cost_table=table(toy_weights.limits.max_draft_len, 10.0))
     submitted: list[Any] = []
     original = engine.submit_round
 
@@ -233,29 +189,6 @@ def test_session_stale_budget_follows_collected_confidences(toy_weights: Written
     assert budgets[0] >= gamma - 1, "nothing is known of a request at first: it is verified in full"
     assert len(set(budgets)) > 2, "budgets follow the confidences"
     assert max(flying for _, flying in submitted) == 1
-
-
-def _take(engine: Any, draft_us: float) -> None:
-    """Let rounds take what `_table` says."""
-    original = engine.collect_round
-
-    def collect(ticket: int) -> Any:
-        result = original(ticket)
-        tokens = 0 if result.verify_len is None else len(result.verify_len) + int(result.verify_len.sum())
-        drafting = 0.0 if result.confidence is None else draft_us
-        return replace(result, device_us=100.0 + 20.0 * tokens + drafting)
-
-    engine.collect_round = collect
-
-
-def _table(gamma: int, draft_us: float) -> CostTable:
-    """Passes that cost 100 us and 20 more a token."""
-    shapes = {
-        VerifyShape(rows, rows * length, length, 128): 100.0 + 20.0 * rows * length
-        for rows in (1, 2, 4)
-        for length in range(1, gamma + 2)
-    }
-    return CostTable(shapes, {DraftShape(rows, 128): draft_us for rows in (1, 2, 4)})
 
 
 def test_session_device_that_fails_in_flight_ends_every_request(
