@@ -19,6 +19,7 @@ from trtllm_dspark.cli._tables import print_table
 from trtllm_dspark.engine import Engine, load_engine
 from trtllm_dspark.engine_dir import EngineDirectory, open_engine_dir
 from trtllm_dspark.errors import ConfigError, DeviceError, RequestError, UsageError
+from trtllm_dspark.evaluation import drafter_traits
 from trtllm_dspark.runtime import Request, Session, Tokenizer
 from trtllm_dspark.runtime.closed_loop import run_closed_loop
 from trtllm_dspark.speculation import Calibration, ConfidenceRecorder
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_engine(engine: Engine, args: argparse.Namespace) -> None:
-    if not engine.limits.has_drafter or not engine.heads.has_confidence:
+    if not engine.limits.has_drafter or not drafter_traits(engine, None).has_confidence:
         raise ConfigError("this engine's drafter has no confidence head; there is nothing to calibrate")
     if not 1 <= args.batch_size <= engine.limits.max_batch_size:
         raise ConfigError(

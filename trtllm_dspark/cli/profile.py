@@ -15,6 +15,9 @@ from trtllm_dspark.engine import Engine, load_engine
 from trtllm_dspark.engine.device import device_name
 from trtllm_dspark.engine_dir import EngineDirectory, open_engine_dir
 from trtllm_dspark.load.nvml_reader import NvmlReader
+from trtllm_dspark.runtime.proposers import own_proposer
+from trtllm_dspark.runtime.stats import SessionStats
+from trtllm_dspark.runtime.timing import PassTimer
 from trtllm_dspark.speculation import CostTable, measure_cost_table
 from trtllm_dspark.speculation.cost_table import check_cost_table, make_monotone
 from trtllm_dspark.speculation.cost_table_file import StoredCostTable, write_cost_table
@@ -88,9 +91,11 @@ def _measure(engine: Engine, *, quick: bool) -> CostTable:
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("measuring", total=None)
-        return measure_cost_table(
+        table = measure_cost_table(
             engine, quick=quick, progress=lambda done, total: bar.update(task, completed=done, total=total)
         )
+    make = own_proposer(engine.limits)
+    return table if make is None else make(engine, "rejection", PassTimer(SessionStats(0))).costs(table)
 
 
 def _rows(table: CostTable) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from trtllm_dspark.engine.base import Engine
 from trtllm_dspark.errors import ConfigError, DeviceError
 from trtllm_dspark.runtime import Request, Session, Tokenizer
 from trtllm_dspark.runtime.closed_loop import run_closed_loop
-from trtllm_dspark.runtime.proposers import AcceptanceMode, BlockProposer, ProposerFactory
+from trtllm_dspark.runtime.proposers import AcceptanceMode, ProposerFactory, own_proposer
 from trtllm_dspark.runtime.stats import SessionStats
 from trtllm_dspark.runtime.timing import PassTimer
 from trtllm_dspark.speculation import AcceptanceStatistics, ConfidenceRecorder
@@ -43,12 +43,13 @@ def drafter_traits(engine: Engine, drafter: ProposerFactory | None) -> DrafterTr
     Raises:
         ConfigError: there is no drafter.
     """
-    if drafter is None and not engine.limits.has_drafter:
+    make = drafter or own_proposer(engine.limits)
+    if make is None:
         raise ConfigError(
             "this engine has no drafter; there is nothing to evaluate; build with --draft_checkpoint or name a "
             "--drafter"
         )
-    proposer = (drafter or BlockProposer)(engine, "rejection", PassTimer(SessionStats(0)))
+    proposer = make(engine, "rejection", PassTimer(SessionStats(0)))
     return DrafterTraits(proposer.draft_len, proposer.has_confidence)
 
 

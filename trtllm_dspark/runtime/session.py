@@ -19,7 +19,7 @@ from trtllm_dspark.runtime.batcher import Batcher
 from trtllm_dspark.runtime.commit import commit, end_request
 from trtllm_dspark.runtime.listener import RoundListener
 from trtllm_dspark.runtime.outputs import FinishReason, RequestOutput
-from trtllm_dspark.runtime.proposers import AcceptanceMode, BlockProposer, ProposerFactory
+from trtllm_dspark.runtime.proposers import AcceptanceMode, ProposerFactory, own_proposer
 from trtllm_dspark.runtime.request import Request, check_request
 from trtllm_dspark.runtime.rounds import choose_rounds_in_flight, make_rounds
 from trtllm_dspark.runtime.scheduling import load_calibrator, load_cost_table, make_controller
@@ -94,7 +94,7 @@ class Session:
         calibrator = FixedCalibrator(calibration) if isinstance(calibration, Calibration) else calibration
         self.stats = SessionStats(engine.limits.max_draft_len)
         timer = PassTimer(self.stats, clock)
-        make = drafter or (BlockProposer if engine.limits.has_drafter else None)
+        make = drafter or own_proposer(engine.limits)
         proposer = None if make is None or config.mode == "off" else make(engine, acceptance, timer)
         try:
             self._controller = make_controller(engine, proposer, config, cost_table, calibrator=calibrator, load=load)

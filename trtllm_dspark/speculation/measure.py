@@ -81,7 +81,9 @@ def measure_cost_table(
     shapes: dict[int, list[VerifyShape]] = {}
     for depth in _depths(limits, quick=quick):
         shapes[depth] = [shape for count in _counts(limits) for shape in _shapes(limits, count, depth, quick=quick)]
-    drafts = _counts(limits) if limits.has_drafter else []
+    # What drafts token after token is timed by what drives it.
+    blocks = limits.has_drafter and not limits.autoregressive
+    drafts = _counts(limits) if blocks else []
     total = REPEATS * (sum(map(len, shapes.values())) + len(drafts) * len(shapes))
     verify: dict[VerifyShape, list[float]] = {shape: [] for row in shapes.values() for shape in row}
     draft: dict[DraftShape, list[float]] = {}
@@ -130,7 +132,7 @@ def _fill(engine: Engine, start: int, depth: int) -> None:
         lengths = np.full(count, min(step, depth - position), np.int64)
         batch = _batch(count, lengths, position)
         output = engine.verify(replace(batch, logit_rows=batch.logit_rows[-1:]))
-        if engine.limits.has_drafter:
+        if engine.limits.has_drafter and not engine.limits.autoregressive:
             engine.absorb(ContextBatch(output.features, lengths, batch.write_indices))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,13 +10,12 @@ import numpy as np
 from trtllm_dspark.engine.base import Engine, FloatArray, IntArray, TokenBatch
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.runtime.active import ActiveRequest
+from trtllm_dspark.runtime.proposers._draft_times import with_draft_times
 from trtllm_dspark.runtime.proposers._text import TextProposer
 from trtllm_dspark.runtime.proposers.base import AcceptanceMode, Chunks, Draft
 from trtllm_dspark.runtime.timing import PassTimer
 from trtllm_dspark.speculation.controller import RoundPlan
-from trtllm_dspark.speculation.cost_table import CostTable, DraftShape
-
-REPEATS = 3
+from trtllm_dspark.speculation.cost_table import CostTable
 
 
 @dataclass(slots=True)
@@ -77,12 +75,7 @@ class DraftModelProposer(TextProposer[_Text]):
 
     def costs(self, table: CostTable) -> CostTable:
         """Return the target's times with those of this model's drafts, which are measured here."""
-        depths = sorted({shape.depth for shape in table.verify_us})
-        counts = sorted({shape.num_requests for shape in table.verify_us})
-        return CostTable(
-            table.verify_us,
-            {DraftShape(count, depth): self._time(count, depth) for depth in depths for count in counts},
-        )
+        return with_draft_times(table, self._rehearse)
 
     def take_prompts(self, chunks: Chunks, features: FloatArray, *, lazy: bool) -> None:
         """Cache the prompt chunks too, unless they may never be needed."""
@@ -120,7 +113,7 @@ class DraftModelProposer(TextProposer[_Text]):
             following = logits.argmax(axis=1)
             tokens[first:last, step] = following
             if with_confidence:
-                confidence[first:last, step] = _top_probability(logits)
+                confidence[first:last, step] = top_probability(logits)
             for row, token in enumerate(following.tolist()):
                 # A request that rides along keeps what it had: nothing behind it is ever read.
                 if plan.caps[first + row] > 0:
@@ -217,20 +210,15 @@ class DraftModelProposer(TextProposer[_Text]):
         batch = TokenBatch(tokens, np.ones(count, np.int64), np.array(positions, np.int64), rows, first_slot)
         return self._timer.on_engine(self._engine.verify, batch).logits
 
-    def _time(self, count: int, depth: int) -> float:
-        """Return microseconds of a block of drafts, the best of a few: the first pass of a shape allocates."""
+    def _rehearse(self, count: int, depth: int) -> None:
+        """Draft for `count` requests of `depth` cached tokens."""
         deepest = max(0, min(depth, self._engine.limits.max_seq_len - self._draft_len - 1))
         tokens = np.zeros(count, np.int64)
-        best = float("inf")
-        for _ in range(REPEATS):
-            started = time.perf_counter()
-            for step in range(self._draft_len):
-                _top_probability(self._pass(tokens, [deepest + step] * count, 0))
-            best = min(best, (time.perf_counter() - started) * 1e6)
-        return best
+        for step in range(self._draft_len):
+            top_probability(self._pass(tokens, [deepest + step] * count, 0))
 
 
-def _top_probability(logits: FloatArray) -> FloatArray:
+def top_probability(logits: FloatArray) -> FloatArray:
     """Return [R] the softmax of the largest logit."""
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
     return np.asarray(1.0 / shifted.sum(axis=1), np.float32)
