@@ -94,7 +94,8 @@ def _measure(engine: Engine, *, quick: bool) -> CostTable:
         table = measure_cost_table(
             engine, quick=quick, progress=lambda done, total: bar.update(task, completed=done, total=total)
         )
-    make = own_proposer(engine.limits)
+    # Rounds that stay on the device draft there.
+    make = None if device_timer(engine) is not None else own_proposer(engine.limits)
     return table if make is None else make(engine, "rejection", PassTimer(SessionStats(0))).costs(table)
 
 
