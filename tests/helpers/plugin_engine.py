@@ -23,6 +23,7 @@ from trtllm_dspark.engine_dir import BuildLimits
 from trtllm_dspark.graph import DrafterSource, RoundDrafter, RoundOptions, write_draft, write_verify
 from trtllm_dspark.graph.lowering import TrtPluginLowering, plugin_cache_length
 
+PLUGIN_PLANS = ("target", "drafter")
 SYMBOLS = ("R", "R+1", "T", "L")
 
 
@@ -41,16 +42,17 @@ class PluginPlan(GraphPlan):
         device: RecordingDevice,
         name: str,
         graph: PluginGraph,
-        outputs: list[onnx.ValueInfoProto],
+        heads: Heads,
         profiles: list[dict[str, tuple[int, int]]],
     ) -> None:
-        self.device, self.name, self.graph = device, name, graph
-        inputs = graph.inputs
-        self._describe([_entry(value) for value in inputs], [_entry(value) for value in outputs], profiles)
+        self.device, self.name, self.graph, self.heads = device, name, graph, heads
+        self._describe(*([_entry(value) for value in values] for values in (graph.inputs, graph.outputs)), profiles)
 
     def run(self, feeds: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         caches = {name.removeprefix("past_"): value for name, value in feeds.items() if name.startswith("past_")}
+        # Engines of one pair share its graphs.
         self.graph.caches.update(caches)
+        self.graph.heads = self.heads
         results = self.graph.run({name: value for name, value in feeds.items() if not name.startswith("past_")})
         return results | {f"present_{name}": self.graph.caches[name] for name in caches}
 
@@ -60,7 +62,7 @@ class PluginWritten:
     """Plugin graphs of one pair, in float32."""
 
     pair: Written
-    directory: Path
+    graphs: dict[str, PluginGraph]
     options: RoundOptions
     profiles: list[dict[str, tuple[int, int]]]
 
@@ -85,17 +87,16 @@ def write_plugin_pair(
         {symbol: (profile.smallest(symbol), profile.largest(symbol)) for symbol in SYMBOLS}
         for profile in engine_profiles(limits)
     ]
-    return PluginWritten(pair, directory, options, profiles)
+    graphs = {name: PluginGraph(directory / f"{name}.onnx", CoreHeads(), {}) for name in PLUGIN_PLANS}
+    return PluginWritten(pair, graphs, options, profiles)
 
 
 def plugin_plans(device: RecordingDevice, written: PluginWritten, heads: Heads) -> dict[str, Any]:
     """Return the plans of a written pair."""
-    plans = {}
-    for name, profiles in (("target", written.profiles), ("drafter", written.profiles[:1])):
-        path = written.directory / f"{name}.onnx"
-        outputs = list(onnx.load(path, load_external_data=False).graph.output)
-        plans[name] = PluginPlan(device, name, PluginGraph(path, heads, {}), outputs, profiles)
-    return plans
+    return {
+        name: PluginPlan(device, name, graph, heads, written.profiles[: None if name == "target" else 1])
+        for name, graph in written.graphs.items()
+    }
 
 
 def open_plugins(device: RecordingDevice, written: PluginWritten, *, heads: Heads | None = None, **options: Any) -> Any:

@@ -30,10 +30,11 @@ class PluginGraph:
     def __init__(self, path: Path, heads: Heads, caches: Arrays) -> None:
         """Load a graph; `caches` holds name without `past_` -> the whole cache, its missing ones become zeros."""
         model = onnx.load(path, load_external_data=False)
-        self._heads, self._specs = heads, parse_contract(expected_contract())
+        self.heads, self._specs = heads, parse_contract(expected_contract())
         self._tail = _reached_from_heads(model.graph)
         late = {name for node in self._tail for name in node.output}
-        self._outputs = [value.name for value in model.graph.output]
+        self.outputs = list(model.graph.output)
+        self._outputs = [value.name for value in self.outputs]
         inputs = {value.name for value in model.graph.input}
         stored = {tensor.name: tensor for tensor in model.graph.initializer}
         wanted = {name for node in self._tail for name in node.input} - late
@@ -48,6 +49,7 @@ class PluginGraph:
             dims = [dim.dim_value for dim in self._inputs[f"past_{name}"].type.tensor_type.shape.dim]
             assert caches.setdefault(name, np.zeros(dims, np.float32)).shape == tuple(dims)
         self.seen: dict[str, Arrays] = {}
+        self._singles: dict[str, ReferenceEvaluator] = {}
 
     @property
     def inputs(self) -> list[onnx.ValueInfoProto]:
@@ -65,7 +67,7 @@ class PluginGraph:
         found = self._session.run(self._names, {name: values[name] for name in self._read})
         values |= self._weights | dict(zip(self._names, found, strict=True))
         for node in self._tail:
-            results = self._run_head(node, values) if node.op_type in HEADS else _run_single(node, values)
+            results = self._run_head(node, values) if node.op_type in HEADS else self._run_single(node, values)
             values |= dict(zip(node.output, results, strict=True))
         self.caches |= {name: values[f"present_{name}"] for name in self._own}
         return {name: values[name] for name in self._outputs if not name.startswith("present_")}
@@ -76,8 +78,25 @@ class PluginGraph:
         tensors = spec.inputs(fields)
         inputs = {t.name: values[name] for t, name in zip(tensors, node.input, strict=True)}
         self.seen[node.op_type] = inputs
-        results = self._heads(node.op_type, fields, inputs)
+        results = self.heads(node.op_type, fields, inputs)
         return [results[tensor.name] for tensor in spec.outputs(fields)]
+
+    def _run_single(self, node: onnx.NodeProto, values: Arrays) -> list[np.ndarray]:
+        """Run one standard node."""
+        names = [name for name in node.input if name]
+        if node.output[0] not in self._singles:
+            kinds = {name: helper.np_dtype_to_tensor_dtype(values[name].dtype) for name in names}
+            graph = helper.make_graph(
+                [node],
+                "single",
+                [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()],
+                [helper.make_tensor_value_info(name, onnx.TensorProto.UNDEFINED, None) for name in node.output],
+            )
+            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
+            self._singles[node.output[0]] = ReferenceEvaluator(model)
+        feeds = {name: values[name] for name in names}
+        results: list[np.ndarray] = self._singles[node.output[0]].run(None, feeds)
+        return results
 
 
 def _reached_from_heads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
@@ -114,17 +133,3 @@ def _session(path: Path, model: onnx.ModelProto, tail: list[onnx.NodeProto], nam
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
     return ort.InferenceSession(runnable, options, providers=["CPUExecutionProvider"])
-
-
-def _run_single(node: onnx.NodeProto, values: Arrays) -> list[np.ndarray]:
-    """Run one standard node."""
-    names = [name for name in node.input if name]
-    graph = helper.make_graph(
-        [node],
-        "single",
-        [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(values[n].dtype), None) for n in set(names)],
-        [helper.make_tensor_value_info(n, onnx.TensorProto.UNDEFINED, None) for n in node.output],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
-    results: list[np.ndarray] = ReferenceEvaluator(model).run(None, {name: values[name] for name in names})
-    return results

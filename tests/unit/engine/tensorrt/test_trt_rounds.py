@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
 import pytest
-from helpers.recording_device import Op
 from helpers.tiny_tensorrt import Written
-from helpers.trt_fixtures import Opened
+from helpers.trt_fixtures import AnyOpened, Opened
+from helpers.trt_rounds import decode, fields, names, prompts, run, sampling
 
 from trtllm_dspark.engine.rounds import DecodeRows, DeviceSchedule, PromptRows, RoundBatch, RowSampling
-from trtllm_dspark.engine.tensorrt import TensorRtEngine
 from trtllm_dspark.errors import DeviceError
 from trtllm_dspark.speculation import measure_cost_table
 
@@ -20,44 +18,6 @@ ROUND = [
     "round_begin", "drafter_block", "markov_draft", "round_caps", "confidence_schedule", "round_rows", "target",
     "ragged_accept", "round_commit", "drafter_context",
 ]  # fmt: skip
-
-
-def sampling(count: int, *, ban_until: int = 0) -> RowSampling:
-    return RowSampling(
-        temperature=np.zeros(count, np.float32),
-        top_k=np.zeros(count, np.int64),
-        top_p=np.ones(count, np.float32),
-        seed=np.arange(count, dtype=np.uint64),
-        ban_until=np.full(count, ban_until, np.int64),
-        banned=((1, 2),) * count,
-    )
-
-
-def prompts(count: int, length: int = 3, *, first_slot: int = 0) -> RoundBatch:
-    rows = PromptRows(
-        token_ids=np.arange(40, 40 + count * length),
-        row_lens=np.full(count, length),
-        write_indices=np.zeros(count, np.int64),
-        first_slot=first_slot,
-        max_new_tokens=np.full(count, 30),
-        sampling=sampling(count),
-    )
-    return RoundBatch(None, rows, "rejection")
-
-
-def decode(count: int, drafts: int = 5, **options: Any) -> RoundBatch:
-    schedule = DeviceSchedule("fixed", 5, 0.0, 0, count * drafts) if drafts else None
-    return RoundBatch(DecodeRows(np.full(count, drafts), sampling(count, **options), schedule), None, "rejection")
-
-
-def names(ops: list[Op]) -> list[str]:
-    """Names of passes and launches, those inside graphs too."""
-    flat = [part for op in ops for part in (op.parts or (op,))]
-    return [op.name for op in flat if op.kind in ("pass", "launch")]
-
-
-def run(engine: TensorRtEngine, batches: list[RoundBatch]) -> list[Any]:
-    return [engine.collect_round(engine.submit_round(batch)) for batch in batches]
 
 
 def test_decode_round_is_one_graph_between_two_copies(toy_weights: Written, opened: Opened) -> None:
@@ -82,9 +42,9 @@ def test_plain_round_leaves_the_block_out(toy_weights: Written, opened: Opened) 
     assert result.decode.emitted_len.tolist() == [1, 1]
 
 
-def test_host_waits_for_nothing_between_verify_and_next_draft(toy_weights: Written, opened: Opened) -> None:
+def test_host_waits_for_nothing_between_verify_and_next_draft(opened_toy: AnyOpened) -> None:
     """While round n runs, submitting n + 1 waits at most for work that was enqueued before round n began."""
-    engine, device = opened(toy_weights)
+    engine, device = opened_toy(acceptance="rejection")
     run(engine, [prompts(3), decode(3)])
     started = len(device.ops)
     flying = engine.submit_round(decode(3))
@@ -224,7 +184,7 @@ def test_round_beyond_the_limits_is_refused(toy_weights: Written, opened: Opened
         engine.submit_round(decode(5))
     too_long = prompts(1, length=3)
     assert too_long.prompts is not None
-    rows = PromptRows(**{**_fields(too_long.prompts), "write_indices": np.array([95])})
+    rows = PromptRows(**{**fields(too_long.prompts), "write_indices": np.array([95])})
     with pytest.raises(DeviceError, match="ends beyond the engine's limits"):
         engine.submit_round(RoundBatch(None, rows, "rejection"))
 
@@ -245,10 +205,6 @@ def test_moved_slot_keeps_its_caches_and_state(toy_weights: Written, opened: Ope
         np.testing.assert_array_equal(
             device.read(address, (size,), np.uint8), device.read(address + 2 * size, (size,), np.uint8), err_msg=name
         )
-
-
-def _fields(rows: PromptRows | RowSampling) -> dict[str, Any]:
-    return {name: getattr(rows, name) for name in type(rows).__dataclass_fields__}
 
 
 def test_cost_table_is_measured_in_rounds_of_the_device(random_weights: Written, opened: Opened) -> None:
@@ -281,7 +237,7 @@ def test_kernel_sources_and_core_give_the_same_round(random_weights: Written, op
     """Confidences, lengths and tokens have the same bits whether the CUDA sources or the core decide them."""
     count = 3
     schedule = DeviceSchedule("threshold", 5, np.array([0.0, 0.3, 1.5], np.float32), 0, 15, bias=np.ones(5, np.float32))
-    sampled = RowSampling(**{**_fields(sampling(count)), "temperature": np.array([0.0, 1.0, 0.7], np.float32)})
+    sampled = RowSampling(**{**fields(sampling(count)), "temperature": np.array([0.0, 1.0, 0.7], np.float32)})
     batches = [
         prompts(count),
         RoundBatch(DecodeRows(np.array([5, 3, 5]), sampled, schedule), None, "rejection"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers.fake_engine import token_ids
 from helpers.tiny_tensorrt import Written
-from helpers.trt_fixtures import Opened
+from helpers.trt_fixtures import AnyOpened, Opened
 from helpers.trt_sessions import make, requests, run, table, take
 
 from trtllm_dspark.errors import DeviceError, RequestError
@@ -47,21 +47,21 @@ def test_session_toy_pair_equals_cpu(toy_weights: Written, opened: Opened, specu
         assert engine.graph_stats.replays > engine.graph_stats.misses
 
 
-def test_session_request_that_ends_leaves_its_round_in_flight_unread(toy_weights: Written, opened: Opened) -> None:
+def test_session_request_that_ends_leaves_its_round_unread(toy_weights: Written, opened_toy: AnyOpened) -> None:
     """A stop token in round n is seen after round n + 1 was submitted: nothing of that round is emitted."""
     prompt = Request("a", [40], SamplingParams(max_tokens=30, temperature=0))
     (tokens,) = run(make(toy_weights.cpu, toy_weights, "off"), [prompt]).values()
     stop = tokens[9]
     stopped = Request("a", [40], SamplingParams(max_tokens=30, temperature=0, stop_token_ids=(stop,)))
-    engine, _ = opened(toy_weights)
+    engine, _ = opened_toy()
     session = make(engine, toy_weights, "fixed")
     assert run(session, [stopped])["a"] == tokens[: tokens.index(stop) + 1]
     # The slot is taken over at once by a request that must not see what the other left.
     assert run(session, [prompt])["a"] == tokens
 
 
-def test_session_cancelled_in_flight_emits_nothing_more(toy_weights: Written, opened: Opened) -> None:
-    engine, _ = opened(toy_weights)
+def test_session_cancelled_in_flight_emits_nothing_more(toy_weights: Written, opened_toy: AnyOpened) -> None:
+    engine, _ = opened_toy()
     session = make(engine, toy_weights, "fixed")
     todo = [Request(name, [40 + n], SamplingParams(max_tokens=24, temperature=0)) for n, name in enumerate("abc")]
     expected = run(make(toy_weights.cpu, toy_weights, "off"), todo)
@@ -81,9 +81,9 @@ def test_session_cancelled_in_flight_emits_nothing_more(toy_weights: Written, op
         assert token_ids(seen[name]) == expected[name]
 
 
-def test_session_same_id_again_gets_its_own_tokens(toy_weights: Written, opened: Opened) -> None:
+def test_session_same_id_again_gets_its_own_tokens(toy_weights: Written, opened_toy: AnyOpened) -> None:
     """A new request of an old name is not mistaken for the one whose round is still in flight."""
-    engine, _ = opened(toy_weights)
+    engine, _ = opened_toy()
     session = make(engine, toy_weights, "fixed")
     first = Request("a", [40], SamplingParams(max_tokens=4, temperature=0))
     second = Request("a", [60], SamplingParams(max_tokens=9, temperature=0))
@@ -192,10 +192,10 @@ def test_session_stale_budget_follows_collected_confidences(toy_weights: Written
 
 
 def test_session_device_that_fails_in_flight_ends_every_request(
-    toy_weights: Written, opened: Opened, caplog: pytest.LogCaptureFixture
+    toy_weights: Written, opened_toy: AnyOpened, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Work fails on the device itself: the host learns of it when it waits, and closing still returns."""
-    engine, device = opened(toy_weights)
+    engine, device = opened_toy()
     session = make(engine, toy_weights, "fixed")
     session.add(Request("a", [40], SamplingParams(max_tokens=30, temperature=0)))
     outputs = session.step() + session.step()
