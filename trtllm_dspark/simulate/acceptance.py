@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,8 @@ from trtllm_dspark.simulate.blocks import Blocks, ConfidenceModel, draw_blocks
 from trtllm_dspark.speculation import Calibration
 
 SCHEMA = "trtllm_dspark.acceptance"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Version 1 knew no `starts`; it is still read."""
 POOL_SIZE = 16384
 """Blocks drawn for a domain; a request walks through them from a place of its own."""
 
@@ -79,7 +81,9 @@ class AcceptanceProfile:
             self.source,
             {domain: values[:draft_len] for domain, values in self.conditional.items()},
             {
-                domain: Blocks(np.ascontiguousarray(b.confidence[:, :draft_len]), np.minimum(b.accepted, draft_len))
+                domain: Blocks(
+                    np.ascontiguousarray(b.confidence[:, :draft_len]), np.minimum(b.accepted, draft_len), b.starts
+                )
                 for domain, b in self.recorded.items()
             },
             self.confidence,
@@ -129,6 +133,8 @@ def write_acceptance(path: Path, profile: AcceptanceProfile) -> None:
             domains[domain]["blocks"] = [
                 [*row, count] for row, count in zip(rows, blocks.accepted.tolist(), strict=True)
             ]
+            if blocks.starts is not None:
+                domains[domain]["starts"] = list(blocks.starts)
     content = {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
@@ -162,9 +168,9 @@ def read_acceptance(path: Path) -> AcceptanceProfile:
         raise UsageError(f"acceptance profile {path} is not valid JSON ({error})") from error
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         raise UsageError(f"{path} is no acceptance profile; record one with trtllm-dspark bench --acceptance_output")
-    if raw.get("schema_version") != SCHEMA_VERSION:
+    if raw.get("schema_version") not in (1, SCHEMA_VERSION):
         raise UsageError(
-            f"{path} has schema_version {raw.get('schema_version')!r}, this version reads {SCHEMA_VERSION}"
+            f"{path} has schema_version {raw.get('schema_version')!r}, this version reads 1 and {SCHEMA_VERSION}"
         )
     try:
         return _profile(raw)
@@ -182,7 +188,9 @@ def _profile(raw: Mapping[str, Any]) -> AcceptanceProfile:
     for domain, entry in raw["domains"].items():
         if "blocks" in entry:
             rows = np.array(entry["blocks"], np.float64)
-            recorded[domain] = Blocks(rows[:, :-1].astype(np.float32), rows[:, -1].astype(np.int64))
+            recorded[domain] = Blocks(
+                rows[:, :-1].astype(np.float32), rows[:, -1].astype(np.int64), _starts(entry, len(rows))
+            )
         conditional[domain] = tuple(float(value) for value in entry["conditional"])
         if any(math.isnan(value) for value in conditional[domain]):
             raise ValueError(f"domain '{domain}' has an acceptance that is no number")
@@ -195,6 +203,15 @@ def _profile(raw: Mapping[str, Any]) -> AcceptanceProfile:
         ConfidenceModel(**raw.get("confidence", {})),
         None if calibration is None else Calibration(tuple(calibration["temperature"]), tuple(calibration["bias"])),
     )
+
+
+def _starts(entry: Mapping[str, Any], count: int) -> tuple[int, ...] | None:
+    if "starts" not in entry:
+        return None
+    starts = tuple(int(value) for value in entry["starts"])
+    if not starts or starts[0] != 0 or starts[-1] >= count or any(b <= a for a, b in itertools.pairwise(starts)):
+        raise ValueError("'starts' must ascend from 0 within the blocks")
+    return starts
 
 
 def from_recorded(

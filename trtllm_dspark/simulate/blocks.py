@@ -54,15 +54,20 @@ class ConfidenceModel:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Blocks in the order in which one request met them.
+    """Blocks of requests, one of two ways: as one request met them one after the other, or one for every token.
+
+    With one for every token, a request that emits n tokens in a round goes on n blocks further, whatever it verifies:
+    what greedy requests draft depends on where they stand in their text and not on how they got there.
 
     Attributes:
         confidence: [N, gamma] float32, what the head says, without calibration.
         accepted: [N] int64, drafts the target accepts when all are verified.
+        starts: ascending indices of the first block of every text, where there is one block for every token; else None.
     """
 
     confidence: NDArray[np.float32]
     accepted: NDArray[np.int64]
+    starts: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -70,14 +75,28 @@ class Blocks:
 
     def conditional(self) -> Reals:
         """Return [gamma] shares of drafts accepted among those whose prefix was; NaN where none was."""
-        reached = np.array([(self.accepted >= k).sum() for k in range(self.confidence.shape[1] + 1)], np.float64)
+        met = self.met
+        reached = np.array([(met >= k).sum() for k in range(self.confidence.shape[1] + 1)], np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(reached[1:] / reached[:-1], np.float64)
 
     @property
     def accepted_len(self) -> float:
         """tau: tokens of a round that verifies the whole block, bonus included."""
-        return float(self.accepted.mean()) + 1
+        return float(self.met.mean()) + 1
+
+    @property
+    def met(self) -> NDArray[np.int64]:
+        """Drafts accepted of the blocks that requests meet which verify all of them."""
+        if self.starts is None:
+            return self.accepted
+        met, accepted = [], self.accepted.tolist()
+        for start, end in zip(self.starts, (*self.starts[1:], len(accepted)), strict=True):
+            index = start
+            while index < end:
+                met.append(accepted[index])
+                index += accepted[index] + 1
+        return np.array(met, np.int64)
 
 
 def draw_blocks(

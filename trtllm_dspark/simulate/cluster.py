@@ -56,6 +56,8 @@ class Cluster:
         faults: what happens to which replica when.
         autoscaler: None = the number never changes.
         sampled: whether devices are read; without faults and load policies it only costs time.
+        in_process: whether what is sent in an instant is there before a round begins in it, as requests of the same
+            process are; over a network the next request of a user misses the round that follows the end of the last.
     """
 
     def __init__(
@@ -67,11 +69,14 @@ class Cluster:
         faults: Sequence[Fault] = (),
         autoscaler: Autoscaler | None = None,
         sampled: bool = False,
+        in_process: bool = False,
     ) -> None:
         self._make_node = make_node
         self._router = router
         self._autoscaler = autoscaler
         self._sampled = sampled
+        self._in_process = in_process
+        self._due: set[int] = set()
         self._faults = faults
         self._nodes = [make_node(number) for number in range(replicas)]
         self._events: list[tuple[float, int, Action, tuple[Any, ...]]] = []
@@ -146,6 +151,17 @@ class Cluster:
         self._next_of_user(now)
 
     def _go_on(self, now: float, node: Node) -> None:
+        if node.replica.busy or node.lost:
+            return
+        if not self._in_process:
+            self._start(now, node)
+        elif node.replica.number not in self._due:
+            # Behind everything else of this instant.
+            self._due.add(node.replica.number)
+            self._at(now, self._start, node)
+
+    def _start(self, now: float, node: Node) -> None:
+        self._due.discard(node.replica.number)
         if node.replica.busy or node.lost:
             return
         seconds = node.replica.start(now)

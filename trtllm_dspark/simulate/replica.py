@@ -102,7 +102,8 @@ class Replica:
         self._pool = pool
         self._speculator = speculator
         self._generator = np.random.default_rng([seed, number, 11])
-        self._times = EngineTimes(server.table_of(policy), max_tokens=server.max_num_tokens + server.max_batch_size)
+        most = server.max_num_tokens + server.max_batch_size
+        self._times = EngineTimes(server.table_of(policy), max_tokens=most, by_row=not server.estimated)
         self._queue = RequestQueue(max_waiting=server.max_queue_size)
         self._waiting: dict[int, SimRequest] = {}
         self._batcher: Batcher[SimRequest] = Batcher(server.max_num_tokens)
@@ -193,9 +194,12 @@ class Replica:
                 drafts = int(_sum(decision.verify_len))
                 accepted = self._accept(decision.verify_len)
                 num_accepted = int(_sum(accepted))
-        draft_us, verify_us, prefill_us = self._pass_us(count, drafts, num_drafted, depth, chunks)
+            elif self._pool.by_token and draft_len:
+                self._state[_BLOCK, :count] = self._pool.after(self._state[_BLOCK, :count], 0)
+        draft_us, verify_us, prefill_us = self._pass_us(decision, drafts, depth, chunks)
         verify_us += 0.0 if whole else self.server.ragged_us
-        host_us = self.server.host_us + self.server.host_token_us * (count + drafts)
+        server = self.server
+        host_us = server.host_us + server.host_request_us * count + server.host_token_us * (count + drafts)
         micros = (draft_us or 0.0) + verify_us + prefill_us + host_us
         # A pass that takes what the table says teaches nothing, one that prompts share cannot be compared.
         told = self.timed and not (chunks and self.server.shared_prefill)
@@ -262,7 +266,7 @@ class Replica:
         blocks = state[_BLOCK]
         accepted: IntArray = np.minimum(self._pool.accepted[blocks], verify_len)
         state[_VERIFIED] += verify_len
-        state[_BLOCK] = self._pool.following[blocks]
+        state[_BLOCK] = self._pool.after(blocks, accepted)
         return accepted
 
     def _most(self, limits: LoadLimits) -> int:
@@ -284,22 +288,28 @@ class Replica:
             self._batcher.add(self._waiting.pop(stream.handle))
 
     def _pass_us(
-        self, count: int, drafts: int, num_drafted: int, depth: float, chunks: tuple[PromptChunk[SimRequest], ...]
+        self, decision: Decision | None, drafts: int, depth: float, chunks: tuple[PromptChunk[SimRequest], ...]
     ) -> tuple[float | None, float, float]:
         """Return microseconds of drafting, of the target pass over decoding requests, and of prompt chunks beside it.
 
         A low clock stretches what a pass takes beyond reading the weights.
         """
+        count, longest = len(self._decoding), 1
+        num_rows = 0 if decision is None else decision.num_rows
+        if decision is not None and drafts and self._times.by_row:
+            longest += int(decision.verify_len.max())
         times, server = self._times, self.server
         prompt_tokens = sum([chunk.length for chunk in chunks]) if chunks else 0
-        draft_us = self._stretched(times.draft_us(num_drafted, depth)) if num_drafted else None
+        draft_us = self._stretched(times.draft_us(num_rows, depth)) if num_rows else None
         verify_us = prefill_us = 0.0
         if prompt_tokens and server.shared_prefill:
             verify_us = times.verify_us(count + len(chunks), count + drafts + prompt_tokens, depth)
         else:
             if count:
-                verify_us = times.verify_us(count, count + drafts, depth)
-            if prompt_tokens:
+                verify_us = times.verify_us(count, count + drafts, depth, longest)
+            if prompt_tokens and server.prefill_us is not None:
+                prefill_us = server.prefill_us[0] + server.prefill_us[1] * prompt_tokens
+            elif prompt_tokens:
                 start = sum([chunk.start for chunk in chunks]) / len(chunks)
                 prefill_us = times.prefill_us(prompt_tokens, start)
         return draft_us, self._stretched(verify_us), self._stretched(prefill_us)

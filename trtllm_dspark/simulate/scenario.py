@@ -21,8 +21,11 @@ from trtllm_dspark.simulate.router import make_router
 from trtllm_dspark.simulate.scaling import Autoscaler
 from trtllm_dspark.simulate.server import Policy, Server
 from trtllm_dspark.simulate.speculator import Speculator
+from trtllm_dspark.simulate.times import LookupTable
 from trtllm_dspark.simulate.traffic import Traffic
+from trtllm_dspark.speculation import CostTable
 from trtllm_dspark.speculation.controller import FixedCalibrator, SpeculationController
+from trtllm_dspark.speculation.cost_table import make_monotone
 
 STEADY_FROM = 0.2
 """Share of the time until the last arrival that counts as warming up."""
@@ -95,6 +98,7 @@ class Simulator:
             raise ConfigError("there must be at least one replica")
         self.scenario = scenario
         self._pools: dict[str, BlockPool] = {}
+        self._tables: dict[str, CostTable] = {}
 
     def run(self, policy: Policy, traffic: Traffic) -> Run:
         """Run one policy under one load.
@@ -115,10 +119,15 @@ class Simulator:
         return Run(policy, traffic.name, traffic.users, _steady(result), result)
 
     def run_turns(self, policy: Policy, loads: Sequence[Traffic]) -> list[list[RequestRecord]]:
-        """Run loads one after the other on one server that keeps what it has learned; return the requests of each."""
+        """Run loads one after the other on one session that keeps what it has learned; return the requests of each.
+
+        Users are in its process, as those of `runtime.closed_loop`.
+        """
         node = self._node(policy, 0)
         router = make_router(self.scenario.router)
-        return [Cluster(lambda number: node, replicas=1, router=router).run(load).records for load in loads]
+        return [
+            Cluster(lambda number: node, replicas=1, router=router, in_process=True).run(load).records for load in loads
+        ]
 
     def _node(self, policy: Policy, number: int) -> Node:
         scenario, server = self.scenario, self.scenario.server
@@ -127,13 +136,23 @@ class Simulator:
         controller = SpeculationController(
             policy.speculation,
             max_draft_len=gamma,
-            cost_table=server.table_of(policy),
+            cost_table=self._known_times(policy),
             calibrator=None if profile.calibration is None else FixedCalibrator(profile.calibration),
             load=load_control(monitor, server, gamma),
         )
         speculator = Speculator(controller, pool, full_below=policy.full_below)
         replica = Replica(server, policy, pool, speculator, seed=scenario.seed, number=number)
         return Node(replica, monitor, LoadPolicy() if scenario.nvml else None)
+
+    def _known_times(self, policy: Policy) -> CostTable:
+        """Return the times a controller knows: as a session takes them, never falling where they decide."""
+        table = self.scenario.server.table_of(policy)
+        if not policy.speculation.needs_cost_table:
+            return table
+        if policy.drafter not in self._tables:
+            plain = CostTable(table.verify_us, table.draft_us, table.token_sizes)
+            self._tables[policy.drafter] = LookupTable.of(make_monotone(plain))
+        return self._tables[policy.drafter]
 
     def _drafter(self, policy: Policy) -> tuple[BlockPool, AcceptanceProfile, int]:
         """Return blocks, profile and gamma of a policy's drafter."""

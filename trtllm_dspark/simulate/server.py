@@ -24,7 +24,10 @@ class Server:
         max_queue_size: requests that may wait; further ones are refused.
         shared_prefill: whether prompt chunks share the target pass with decoding rows; else they run as their own.
         host_us: microseconds a round takes beside the passes.
+        host_request_us: microseconds more for every decoding request.
         host_token_us: microseconds more for every token of the round's decoding rows (choosing tokens among logits).
+        prefill_us: microseconds of a pass over prompt chunks alone, and more for every token of them, where these were
+            measured; None = what the table says of so many tokens.
         ragged_us: microseconds a target pass takes more when not every request verifies its whole block, where whole
             blocks have a faster path of their own.
         drafters: policies that draft by other means than the server's own drafter, by name: their times.
@@ -40,7 +43,9 @@ class Server:
     max_queue_size: int = 100_000
     shared_prefill: bool = False
     host_us: float = 0.0
+    host_request_us: float = 0.0
     host_token_us: float = 0.0
+    prefill_us: tuple[float, float] | None = None
     ragged_us: float = 0.0
     drafters: Mapping[str, CostTable] = field(default_factory=dict)
 

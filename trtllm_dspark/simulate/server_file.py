@@ -145,7 +145,8 @@ def _from_file(path: Path, overrides: Overrides) -> Server:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw.get("schema") != SCHEMA or raw.get("schema_version") != SCHEMA_VERSION:
             raise UsageError(f"{path} is no cost table of schema {SCHEMA} version {SCHEMA_VERSION}")
-        limits = {name: int(raw["limits"][name]) for name in LIMITS} if "limits" in raw else _asked(path, overrides)
+        given = raw.get("limits")
+        limits: dict[str, Any] = dict(_asked(path, overrides)) if given is None else {n: int(given[n]) for n in LIMITS}
         server = Server(
             str(raw["device"]),
             _table(raw),

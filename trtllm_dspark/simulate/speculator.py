@@ -24,6 +24,7 @@ class Decision:
         verify_len: [R] drafts verified.
         confidence: [R, draft_len] calibrated confidences, or None.
         num_drafted: requests that drafted.
+        num_rows: rows of the draft: one span from the first of them to the last, whoever lies between.
     """
 
     plan: RoundPlan
@@ -32,6 +33,7 @@ class Decision:
     verify_len: IntArray
     confidence: FloatArray | None
     num_drafted: int
+    num_rows: int = 0
 
 
 class Speculator:
@@ -78,10 +80,14 @@ class Speculator:
                 self._temperature, self._bias = plan.temperature, plan.bias
                 self._confidence = calibrated(self._logits, plan.temperature, plan.bias)
             confidence = self._confidence.take(blocks, axis=0)
+        num_rows = num_drafted
+        if num_drafted < len(requests):
+            drafting = caps.nonzero()[0]
+            num_rows = int(drafting[-1] - drafting[0]) + 1
         if len(requests) <= self._full_below and plan.reason == "speculate" and caps.sum() <= plan.verify_budget:
-            return Decision(plan, requests, depth, caps, confidence, num_drafted)
+            return Decision(plan, requests, depth, caps, confidence, num_drafted, num_rows)
         verify_len = controller.verify_lens(plan, requests, caps=caps, confidence=confidence, depth=depth)
-        return Decision(plan, requests, depth, verify_len, confidence, num_drafted)
+        return Decision(plan, requests, depth, verify_len, confidence, num_drafted, num_rows)
 
     def learn(self, decision: Decision, accepted: IntArray, draft_us: float | None, verify_us: float | None) -> None:
         """Tell the controller what became of a round; times it could not compare are None."""

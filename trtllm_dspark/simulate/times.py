@@ -9,6 +9,7 @@ import numpy as np
 
 from trtllm_dspark.engine.base import FloatArray
 from trtllm_dspark.speculation import CostTable
+from trtllm_dspark.speculation.cost_table import is_even, is_grown
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class LookupTable(CostTable):
         """Return the same times."""
         depths = sorted({shape.depth for shape in table.verify_us} | {shape.depth for shape in table.draft_us})
         rows = sorted({shape.num_requests for shape in table.verify_us})
-        return LookupTable(table.verify_us, table.draft_us, _depths=depths, _rows=rows)
+        return LookupTable(table.verify_us, table.draft_us, table.token_sizes, _depths=depths, _rows=rows)
 
     def step_time_us(self, num_requests: int, max_tokens: int, *, depth: int = 0) -> FloatArray:
         """See `CostTable`."""
@@ -74,28 +75,70 @@ class LookupTable(CostTable):
 class EngineTimes:
     """Look up one time after the other; between depths `DEPTH_STEP` apart times are interpolated.
 
-    What a simulated pass takes is what a scheduler that reads the same table expects.
+    What a simulated pass takes is what a scheduler that reads the same table expects, but for one thing: where the
+    table tells passes of equal rows from such of one long row after the other, a pass lies between them by its longest
+    row.
 
     Args:
         table: measured or estimated times.
         max_tokens: tokens of a pass at most.
+        by_row: whether such a difference counts.
     """
 
     DEPTH_STEP = 128
 
-    def __init__(self, table: CostTable, *, max_tokens: int) -> None:
+    def __init__(self, table: CostTable, *, max_tokens: int, by_row: bool = False) -> None:
         self._table = table
+        self._width = max(shape.longest_row for shape in table.verify_us)
+        self._even, self._grown = table, table
+        even = {shape: us for shape, us in table.verify_us.items() if is_even(shape)}
+        grown = {shape: us for shape, us in table.verify_us.items() if is_grown(shape, self._width)}
+        self.by_row = by_row and any(shape not in even for shape in grown)
+        if self.by_row:
+            self._even, self._grown = (
+                LookupTable.of(CostTable(part, table.draft_us, table.token_sizes)) for part in (even, grown)
+            )
         self._max_tokens = max_tokens
         self._verify: dict[tuple[int, int], FloatArray] = {}
+        self._by_row: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
         self._draft: dict[tuple[int, int], float] = {}
         self._widest = max(shape.num_requests for shape in table.verify_us)
 
-    def verify_us(self, num_requests: int, num_tokens: int, depth: float) -> float:
-        """Return microseconds of a target pass over `num_tokens` tokens with `depth` tokens cached before each row."""
+    def verify_us(self, num_requests: int, num_tokens: int, depth: float, longest_row: int = 0) -> float:
+        """Return microseconds of a target pass over `num_tokens` tokens with `depth` tokens cached before each row.
+
+        Args:
+            num_requests: R.
+            num_tokens: T.
+            depth: tokens cached before each row, on average.
+            longest_row: tokens of the longest row; 0 = not known.
+        """
+        if self.by_row and longest_row and num_tokens > num_requests:
+            return self._verify_by_row(num_requests, num_tokens, depth, longest_row)
         step = int(depth) // self.DEPTH_STEP
         share = depth / self.DEPTH_STEP - step
         low = self._verify_curve(num_requests, step).item(num_tokens)
         return low + share * (self._verify_curve(num_requests, step + 1).item(num_tokens) - low) if share else low
+
+    def _verify_by_row(self, num_requests: int, num_tokens: int, depth: float, longest_row: int) -> float:
+        step = int(depth) // self.DEPTH_STEP
+        share = depth / self.DEPTH_STEP - step
+        shortest = -(-num_tokens // num_requests)
+        most = min(self._width, num_tokens - num_requests + 1)
+        place = min(1.0, (longest_row - shortest) / (most - shortest)) if most > shortest else 0.0
+        low, high = (self._row_times(num_requests, at, num_tokens, place) for at in (step, step + 1))
+        return low + share * (high - low)
+
+    def _row_times(self, num_requests: int, step: int, num_tokens: int, place: float) -> float:
+        curves = self._by_row.get((num_requests, step))
+        if curves is None:
+            even, grown = (
+                table.step_time_us(num_requests, self._max_tokens, depth=step * self.DEPTH_STEP)
+                for table in (self._even, self._grown)
+            )
+            curves = self._by_row[num_requests, step] = even, grown
+        low = curves[0].item(num_tokens)
+        return low + place * (curves[1].item(num_tokens) - low)
 
     def draft_us(self, num_requests: int, depth: float) -> float:
         """Return microseconds of absorbing the committed tokens and drafting a block for each request."""

@@ -130,7 +130,7 @@ def test_cut_keeps_the_first_positions_only(profile: AcceptanceProfile) -> None:
     ("change", "message"),
     [
         ({"schema": "x"}, "is no acceptance profile"),
-        ({"schema_version": 9}, "schema_version 9, this version reads 1"),
+        ({"schema_version": 9}, "schema_version 9, this version reads 1 and 2"),
         ({"domains": {}}, "has no domains"),
         ({"domains": {"a": {"conditional": [2.0]}}}, "acceptance lies in"),
         ({"domains": {"a": {"conditional": [0.5]}, "b": {"conditional": [0.5, 0.4]}}}, "same positions"),
