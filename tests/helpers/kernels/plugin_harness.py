@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.kernels.build import CACHE, CORE, KERNELS, ROOT, SIMT, SIMT_FLAGS, compile_shared
+from helpers.kernels.build import ROOT, SIMT, SIMT_FLAGS, SIMT_SOURCES, compile_shared
 
 PLUGINS = ROOT / "plugins/tensorrt"
 HARNESS = ROOT / "tests/tensorrt/harness.cpp"
@@ -45,13 +45,9 @@ def _array(tensors: Sequence[TensorArg]) -> Any:
 
 def host_plugin_library() -> Path:
     """The plugin library with its kernels compiled for the host, against plugins/tensorrt/abi."""
-    sources = [
-        *sorted(PLUGINS.glob("*.cpp")),
-        *sorted(KERNELS.glob("*_inst.cu")),
-        KERNELS / "c_abi.cpp",
-        SIMT / "simt.cpp",
-    ]
-    return compile_shared("host_plugins", sources, [*SIMT_FLAGS, f"-I{PLUGINS / 'abi'}", f"-I{CORE}"])
+    flags = [*SIMT_FLAGS, f"-I{PLUGINS / 'abi'}"]
+    sources = [*sorted(PLUGINS.glob("*.cpp")), *SIMT_SOURCES]
+    return compile_shared("host_plugins", [(source, flags) for source in sources])
 
 
 class Plugin:
@@ -125,7 +121,7 @@ class Harness:
             f"-I{PLUGINS / 'abi'}",
             f"-I{SIMT / 'include'}",
         ]
-        self._functions = ctypes.CDLL(str(compile_shared("harness", [HARNESS], flags, directory=CACHE)))
+        self._functions = ctypes.CDLL(str(compile_shared("harness", [(HARNESS, flags)])))
         self.library = self.call("harness_open", ctypes.c_void_p, str(path).encode())
         assert self.library, f"{path} cannot be opened or lacks setLoggerFinder or getCreators"
 
