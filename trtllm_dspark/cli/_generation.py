@@ -27,7 +27,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, required: bool = Tr
         "--kernel_library",
         type=Path,
         metavar="F.so",
-        help="TensorRT engines: libtrtllm_dspark_kernels.so of build_plugins, which keeps whole rounds on the GPU",
+        help="TensorRT engines: libtrtllm_dspark_kernels.so of build_plugins, which keeps whole rounds on the GPU; "
+        "libtrtllm_dspark_plugins.so where plans have plugins",
     )
     parser.add_argument("--batch_size", type=int, default=1, metavar="B", help="requests in flight at once")
     parser.add_argument(

@@ -46,7 +46,8 @@ def load_engine(
         path: the `--output_dir` of a build.
         num_threads: CPU threads of a pass.
         verify_hashes: hash every file before it is used; False checks existence and size only.
-        kernel_library: `libtrtllm_dspark_kernels.so` for TensorRT engines: whole rounds then stay on the GPU.
+        kernel_library: `libtrtllm_dspark_kernels.so` for TensorRT engines: whole rounds then stay on the GPU. Plans
+            with plugins need `libtrtllm_dspark_plugins.so`.
 
     Raises:
         ConfigError: `num_threads` is below 1, or a kernel library is given to an engine that has no use for it.

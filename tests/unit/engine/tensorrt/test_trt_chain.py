@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.tiny_tensorrt import Written
 from helpers.trt_chain import check_graphs, check_passes, check_tokens
-from helpers.trt_fixtures import Opened
+from helpers.trt_fixtures import AnyOpened, Opened
 
 PROMPTS = [[40 + index, 60 + index, 3] for index in range(6)]
 
@@ -20,8 +20,8 @@ def test_chain_passes_equal_cpu(random_weights: Written, opened: Opened) -> None
     check_passes(engine, random_weights.cpu, tokens, tolerance=1e-4)
 
 
-def test_chain_tokens_equal_cpu_and_rounds_are_graphs(toy_weights: Written, opened: Opened) -> None:
-    engine, _ = opened(toy_weights)
+def test_chain_tokens_equal_cpu_and_rounds_are_graphs(toy_weights: Written, opened_toy: AnyOpened) -> None:
+    engine, _ = opened_toy(acceptance="rejection")
     session = check_tokens(engine, toy_weights.cpu, PROMPTS, max_tokens=24, tolerance=1e-4, least_equal=1.0)
     check_graphs(engine, session)
 
