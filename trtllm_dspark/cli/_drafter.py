@@ -6,11 +6,15 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+from trtllm_dspark.checkpoint.config import DrafterConfig
 from trtllm_dspark.engine import load_engine
+from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.errors import UsageError
 from trtllm_dspark.runtime.proposers import DraftModelProposer, NgramProposer, ProposerFactory
 
-KINDS = ("engine", "ngram", "draft_model")
+OWN = ("dspark", "dflash", "eagle3", "mtp")
+"""Kinds of drafters that an engine can be built with."""
+KINDS = ("engine", *OWN, "ngram", "draft_model")
 
 
 def add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +24,8 @@ def add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
         "--drafter",
         default="engine",
         choices=KINDS,
-        help="engine: the drafter it was built with; ngram: what followed the last tokens before, no model at all; "
-        "draft_model: a smaller target",
+        help="engine: the drafter it was built with, whose kind may be named instead; ngram: what followed the last "
+        "tokens before, no model at all; draft_model: a smaller target",
     )
     group.add_argument(
         "--draft_engine_dir", type=Path, metavar="E", help="engine of the draft model, built without one"
@@ -40,9 +44,11 @@ def make_drafter(args: argparse.Namespace) -> ProposerFactory | None:
     """
     if args.drafter != "draft_model" and args.draft_engine_dir is not None:
         raise UsageError("--draft_engine_dir goes with --drafter draft_model")
-    if args.drafter == "engine":
+    if args.drafter == "engine" or args.drafter in OWN:
         if args.draft_len is not None:
             raise UsageError("--draft_len goes with --drafter ngram or draft_model; use --speculation fixed:G")
+        if args.drafter != "engine":
+            _check_kind(args.engine_dir, args.drafter)
         return None
     if args.drafter == "ngram":
         return partial(NgramProposer, max_draft_len=args.draft_len)
@@ -50,3 +56,22 @@ def make_drafter(args: argparse.Namespace) -> ProposerFactory | None:
         raise UsageError("--drafter draft_model needs --draft_engine_dir, the engine of a smaller model")
     engine = load_engine(args.draft_engine_dir, num_threads=args.num_threads)
     return partial(DraftModelProposer, engine, max_draft_len=args.draft_len)
+
+
+def _check_kind(engine_dir: Path, wanted: str) -> None:
+    """Refuse a name that is not that of the engine's drafter."""
+    config = open_engine_dir(engine_dir, verify_hashes=False).manifest.drafter_config
+    if config is None:
+        raise UsageError(f"{engine_dir} has no drafter; build it with --draft_checkpoint to use --drafter {wanted}")
+    kind = drafter_kind(config)
+    if kind != wanted:
+        raise UsageError(
+            f"{engine_dir} was built with a {kind} drafter, not {wanted}; leave out --drafter, or build another engine"
+        )
+
+
+def drafter_kind(config: DrafterConfig) -> str:
+    """Return the name of a drafter's kind, one of `OWN`."""
+    if config.autoregressive:
+        return config.kind
+    return "dflash" if config.markov_head == "none" else "dspark"

@@ -121,11 +121,15 @@ def _model_rows(manifest: Manifest) -> list[Row]:
     drafter = manifest.drafter_config
     if drafter is None or manifest.drafter is None:
         return [*rows, ("drafter", "none")]
-    text = (
-        f"{drafter.backbone.num_layers} layers of {drafter.backbone.hidden_size}, blocks of {drafter.block_size}, "
-        f"{drafter.markov_head} head of rank {drafter.markov_rank}, vocabulary {drafter.draft_vocab_size}, "
-        f"weights {_stored(manifest.drafter)}"
-    )
+    stored = f"vocabulary {drafter.draft_vocab_size}, weights {_stored(manifest.drafter)}"
+    size = drafter.backbone.hidden_size
+    if drafter.autoregressive:
+        text = f"{drafter.kind}, a layer of {size}, drafts of {drafter.block_size}, {stored}"
+    else:
+        text = (
+            f"{drafter.backbone.num_layers} layers of {size}, blocks of {drafter.block_size}, "
+            f"{drafter.markov_head} head of rank {drafter.markov_rank}, {stored}"
+        )
     layers = ", ".join(map(str, drafter.target_layer_ids))
     return [*rows, ("drafter", text), ("target layers", layers)]
 

@@ -29,6 +29,14 @@ logger = logging.getLogger(__name__)
 
 RESPONSES_FILE = "responses.jsonl"
 HEADS = ("vanilla", "gated", "rnn")
+_ONE_LAYER = ("num_layers", "markov_head", "markov_rank", "mask_token_id", "confidence_alpha", "include_shared")
+UNUSED: dict[str, tuple[str, ...]] = {
+    "dspark": (),
+    "dflash": ("markov_head", "markov_rank"),
+    "eagle3": _ONE_LAYER,
+    "mtp": (*_ONE_LAYER, "block_size"),
+}
+"""Kinds of drafters, and the flags that mean nothing to each."""
 Stop = Callable[[], bool]
 
 
@@ -104,14 +112,20 @@ def _add_length(parser: argparse.ArgumentParser) -> None:
 def _add_drafter(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("drafter")
     group.add_argument(
-        "--drafter", default="dspark", choices=("dspark", "dflash"), help="dflash: without a sequential head"
+        "--drafter",
+        default="dspark",
+        choices=tuple(UNUSED),
+        help="dflash: without a sequential head; eagle3: one layer that drafts token after token from its own hidden "
+        "state; mtp: one layer that drafts one token",
     )
-    group.add_argument("--num_layers", type=int, default=2, metavar="N", help="layers of the parallel block")
-    group.add_argument("--block_size", type=int, default=7, metavar="G", help="gamma, draft tokens of a block")
-    group.add_argument("--markov_head", default="vanilla", choices=HEADS, help="kind of sequential head")
-    group.add_argument("--markov_rank", type=int, default=64, metavar="R", help="its rank")
+    group.add_argument("--num_layers", type=int, metavar="N", help="layers of the parallel block; 2 when left out")
+    group.add_argument("--block_size", type=int, metavar="G", help="gamma, draft tokens of a block; 7 when left out")
+    group.add_argument("--markov_head", choices=HEADS, help="kind of sequential head; vanilla when left out")
+    group.add_argument("--markov_rank", type=int, metavar="R", help="its rank; 64 when left out")
     group.add_argument(
-        "--target_layer_ids", metavar="I,J,...", help="layers whose outputs are the features; default: five, spread"
+        "--target_layer_ids",
+        metavar="I,J,...",
+        help="layers whose outputs are the features; default: five, spread; eagle3: three; mtp: the last one",
     )
     group.add_argument("--mask_token_id", type=int, metavar="ID", help="default: a special token that nothing uses")
     group.add_argument(
@@ -142,7 +156,7 @@ def _add_loss(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--decay_share", type=float, default=0.6, metavar="X", help="part of the run that falls to 0")
     group.add_argument("--ce_alpha", type=float, default=0.1, metavar="X", help="share of the cross-entropy")
     group.add_argument("--l1_alpha", type=float, default=0.9, metavar="X", help="share of the distance")
-    group.add_argument("--confidence_alpha", type=float, default=1.0, metavar="X", help="share of the confidence")
+    group.add_argument("--confidence_alpha", type=float, metavar="X", help="share of the confidence; 1 when left out")
     group.add_argument(
         "--position_decay", type=float, default=4.0, metavar="X", help="position k weighs exp(-(k - 1) / X)"
     )
@@ -286,18 +300,26 @@ def _train_config(args: argparse.Namespace) -> TrainConfig:
     from trtllm_dspark.train.loss import Alphas
     from trtllm_dspark.train.pipeline import TrainConfig
 
+    for name in UNUSED[args.drafter]:
+        if getattr(args, name) not in (None, False):
+            raise ConfigError(f"--{name} means nothing to --drafter {args.drafter}; leave it out")
     names = (
-        "target_checkpoint output_dir steps minutes init_from num_layers block_size markov_rank mask_token_id "
+        "target_checkpoint output_dir steps minutes init_from mask_token_id "
         "draft_vocab_size draft_vocab_counts num_sequences anchors_per_sequence position_decay sample_positions "
         "target_temperature lr_scale warmup_steps decay_share top_k weight_dtype feature_cache_gib max_seq_len "
         "num_threads save_every seed resume include_shared"
     ).split()
+    shape = {name: getattr(args, name) for name in ("num_layers", "block_size", "markov_head", "markov_rank")}
+    given = {name: value for name, value in shape.items() if value is not None}
+    if args.drafter == "dflash":
+        given["markov_head"] = "none"
     layer_ids = () if args.target_layer_ids is None else _integers("target_layer_ids", args.target_layer_ids)
     return TrainConfig(
         **{name: getattr(args, name) for name in names},
+        **given,
+        kind=args.drafter if args.drafter in ("eagle3", "mtp") else "block",
         target_layer_ids=layer_ids,
-        markov_head="none" if args.drafter == "dflash" else args.markov_head,
-        alphas=Alphas(args.ce_alpha, args.l1_alpha, args.confidence_alpha),
+        alphas=Alphas(args.ce_alpha, args.l1_alpha, 1.0 if args.confidence_alpha is None else args.confidence_alpha),
     )
 
 

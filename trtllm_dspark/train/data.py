@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from trtllm_dspark.train.features import Captured
+from trtllm_dspark.train.layers import Blocks
 from trtllm_dspark.train.loss import Targets
-from trtllm_dspark.train.model import Blocks
 from trtllm_dspark.train.responses import Response
 
 
@@ -129,6 +129,7 @@ def collate(
     first = np.array([responses[i].first_position for i in share.indices])
     sequence_of_token = np.repeat(np.arange(len(share.indices)), share.anchors.max(1))
     tokens = [np.asarray(responses[i].token_ids, np.int64) for i in share.indices]
+    following = np.concatenate([ids[1 : end + 1] for ids, end in zip(tokens, share.anchors.max(1), strict=True)])
     starts = np.array([responses[i].response_start for i in share.indices])
     places = share.anchors[..., None] + np.arange(gamma + 1)
     sequence = np.stack([ids[np.minimum(place, len(ids) - 1)] for ids, place in zip(tokens, places, strict=True)])
@@ -151,6 +152,7 @@ def collate(
         torch.from_numpy(index),
         torch.from_numpy(share.anchors + first[:, None]),
         torch.from_numpy(share.anchors),
+        torch.from_numpy(following),
         torch.from_numpy(ids),
         torch.from_numpy(np.ascontiguousarray(sequence[..., :-1])),
         torch.from_numpy(share.rows),

@@ -1,4 +1,4 @@
-"""Write a drafter in DeepSpec's layout, and read one to go on from."""
+"""Write a drafter: DeepSpec's layout for block drafters, an own one for the others."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtllm_dspark.checkpoint.autoregressive import ARCHITECTURES
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.checkpoint.safetensors_io import write_file
 from trtllm_dspark.errors import DeviceError
@@ -104,7 +105,16 @@ def deepspec_config(config: DrafterConfig, target: ModelConfig, *, num_anchors: 
     }
 
 
-def write_deepspec(
+def autoregressive_json(config: DrafterConfig, target: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of an autoregressive drafter (docs/file_formats.md)."""
+    values = deepspec_config(config, target, num_anchors=0)
+    foreign = ("num_anchors", "mask_token_id", "enable_confidence_head", "confidence_head_with_markov", "markov_rank")
+    for name in (*foreign, "markov_head_type"):
+        del values[name]
+    return {**values, "architectures": [name for name, kind in ARCHITECTURES.items() if kind == config.kind]}
+
+
+def write_drafter(
     directory: Path,
     config: DrafterConfig,
     target: ModelConfig,
@@ -114,6 +124,8 @@ def write_deepspec(
     shared: Mapping[str, Array] | None = None,
 ) -> None:
     """Write `config.json` and `model.safetensors` (float16), each replaced whole.
+
+    A block drafter is written in DeepSpec's layout, another kind in this project's own.
 
     Args:
         directory: created where needed.
@@ -133,7 +145,11 @@ def write_deepspec(
         if not np.isfinite(stored).all():
             raise DeviceError(f"weight {name} does not fit float16; train with a smaller learning rate")
         tensors[deepspec_name(name)] = stored[None] if name == "confidence.weight" else stored
-    text = json.dumps(deepspec_config(config, target, num_anchors=num_anchors), indent=2) + "\n"
+    own_layout = config.autoregressive
+    fields = (
+        autoregressive_json(config, target) if own_layout else deepspec_config(config, target, num_anchors=num_anchors)
+    )
+    text = json.dumps(fields, indent=2) + "\n"
     part = directory / "model.safetensors.part"
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trtllm_dspark.checkpoint import Checkpoint
+from trtllm_dspark.checkpoint import Checkpoint, autoregressive_shapes
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.errors import ConfigError
 
@@ -27,21 +27,13 @@ def from_target(config: DrafterConfig, target: ModelConfig, arrays: Arrays, seed
     The drafter then starts as a short-sighted copy of the target's end instead of noise. Weights without a counterpart
     are drawn with a standard deviation of 0.02.
     """
+    if config.autoregressive:
+        return _autoregressive_from_target(config, target, arrays, seed)
     model, rng = config.backbone, np.random.default_rng([seed, 7])
     size, rank, vocab = model.hidden_size, config.markov_rank, model.vocab_size
     values: dict[str, NDArray[np.float32]] = {}
     for layer in range(model.num_layers):
-        source = target.num_layers - model.num_layers + layer
-        for part in _LAYER_PARTS:
-            for kind in ("weight", "bias"):
-                name = f"layers.{source}.{part}.{kind}"
-                if name in arrays:
-                    values[f"layers.{layer}.{part}.{kind}"] = np.asarray(arrays[name], np.float32)
-        for part in ("q_norm", "k_norm"):
-            name = f"layers.{source}.{part}.weight"
-            values[f"layers.{layer}.{part}.weight"] = (
-                np.asarray(arrays[name], np.float32) if name in arrays else np.ones(model.head_dim, np.float32)
-            )
+        values |= _layer(config, arrays, target.num_layers - model.num_layers + layer, layer)
     values["norm.weight"] = np.asarray(arrays["norm.weight"], np.float32)
     values["hidden_norm.weight"] = np.ones(size, np.float32)
     fc = _draw(rng, size, config.feature_size, scale=0.002)
@@ -59,6 +51,46 @@ def from_target(config: DrafterConfig, target: ModelConfig, arrays: Arrays, seed
     if config.confidence:
         values["confidence.weight"] = np.zeros(size + (rank if config.confidence_with_markov else 0), np.float32)
         values["confidence.bias"] = np.zeros(1, np.float32)
+    return {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
+
+
+def _layer(config: DrafterConfig, arrays: Arrays, source: int, layer: int) -> dict[str, NDArray[np.float32]]:
+    """Return layer `source` of the target as layer `layer` of the drafter."""
+    values: dict[str, NDArray[np.float32]] = {}
+    for part in _LAYER_PARTS:
+        for kind in ("weight", "bias"):
+            name = f"layers.{source}.{part}.{kind}"
+            if name in arrays:
+                values[f"layers.{layer}.{part}.{kind}"] = np.asarray(arrays[name], np.float32)
+    for part in ("q_norm", "k_norm"):
+        name = f"layers.{source}.{part}.weight"
+        values[f"layers.{layer}.{part}.weight"] = (
+            np.asarray(arrays[name], np.float32) if name in arrays else np.ones(config.backbone.head_dim, np.float32)
+        )
+    return values
+
+
+def _autoregressive_from_target(
+    config: DrafterConfig, target: ModelConfig, arrays: Arrays, seed: int
+) -> dict[str, Tensor]:
+    """Initialise a one-layer head: the target's last layer over its latest feature, the token's half near zero."""
+    rng, size = np.random.default_rng([seed, 7]), config.backbone.hidden_size
+    values = _layer(config, arrays, target.num_layers - 1, 0)
+    for name in ("embed_norm.weight", "hidden_norm.weight"):
+        values[name] = np.ones(size, np.float32)
+    values["norm.weight"] = np.asarray(arrays["norm.weight"], np.float32)
+    if config.kind == "eagle3":
+        # The feature's half of a pair is what the target's layer would have normed.
+        values["hidden_norm.weight"] = values.pop("layers.0.attn_norm.weight")
+        for part in "qkv":
+            weight = values[f"layers.0.{part}.weight"]
+            values[f"layers.0.{part}.weight"] = np.concatenate([_draw(rng, *weight.shape, scale=0.002), weight], 1)
+        values["fc.weight"] = _draw(rng, size, config.feature_size, scale=0.002)
+        values["fc.weight"][:, -size:] += np.eye(size, dtype=np.float32)
+    else:
+        values["eh_proj.weight"] = _draw(rng, size, 2 * size, scale=0.002)
+        values["eh_proj.weight"][:, -size:] += np.eye(size, dtype=np.float32)
+    assert {name: value.shape for name, value in values.items()} == autoregressive_shapes(config)
     return {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
 
 
@@ -128,6 +160,12 @@ def default_layer_ids(num_layers: int) -> tuple[int, ...]:
     """Return five layers spread from the second to the last but one, as DeepSpec does."""
     first, last = min(1, num_layers - 2), num_layers - 2
     return tuple(sorted({round(first + (last - first) * i / 4) for i in range(5)}))
+
+
+def eagle3_layer_ids(num_layers: int) -> tuple[int, ...]:
+    """Return a low, a middle and a high layer, as EAGLE-3 does: the second, half way, the fourth last."""
+    ids = (1, num_layers // 2 - 1, num_layers - 4)
+    return tuple(sorted({min(max(layer, 0), num_layers - 2) for layer in ids}))
 
 
 def _draw(rng: np.random.Generator, *shape: int, scale: float = 0.02) -> NDArray[np.float32]:

@@ -15,16 +15,30 @@ import torch
 from numpy.typing import NDArray
 
 from trtllm_dspark.build.draft_vocab import choose_draft_vocab, read_token_counts
-from trtllm_dspark.checkpoint import DrafterCheckpoint, DrafterConfig, load_drafter, load_target
+from trtllm_dspark.checkpoint import (
+    DrafterCheckpoint,
+    DrafterConfig,
+    autoregressive_config,
+    load_drafter,
+    load_target,
+)
+from trtllm_dspark.checkpoint.config import DrafterKind
 from trtllm_dspark.errors import CheckpointError, ConfigError
 from trtllm_dspark.train.data import BatchConfig
-from trtllm_dspark.train.export import write_deepspec
+from trtllm_dspark.train.export import write_drafter
 from trtllm_dspark.train.features import Capturer, FeatureCache, common_prefix
+from trtllm_dspark.train.layers import Frozen
 from trtllm_dspark.train.log import StepLog
 from trtllm_dspark.train.loss import Alphas
-from trtllm_dspark.train.model import Frozen
 from trtllm_dspark.train.optim import OptimizerConfig
-from trtllm_dspark.train.parameters import default_layer_ids, drafter_config, from_arrays, from_target, unused_token
+from trtllm_dspark.train.parameters import (
+    default_layer_ids,
+    drafter_config,
+    eagle3_layer_ids,
+    from_arrays,
+    from_target,
+    unused_token,
+)
 from trtllm_dspark.train.responses import Response
 from trtllm_dspark.train.saved_state import load_state
 from trtllm_dspark.train.schedule import Schedule
@@ -54,6 +68,7 @@ class TrainConfig:
     init_from: str | None = None
     num_layers: int = 2
     block_size: int = 7
+    kind: DrafterKind = "block"
     markov_head: Literal["none", "vanilla", "gated", "rnn"] = "vanilla"
     markov_rank: int = 64
     target_layer_ids: tuple[int, ...] = ()
@@ -112,6 +127,11 @@ class Preparation:
         self.target = load_target(config.target_checkpoint)
         self.source = None if config.init_from is None else load_drafter(config.init_from, self.target.config)
         self.drafter = self._new_config() if self.source is None else self.source.config
+        if self.drafter.kind != config.kind:
+            raise ConfigError(
+                f"--init_from {config.init_from} is a drafter of kind {self.drafter.kind}, not {config.kind}; "
+                "give the --drafter that it is"
+            )
         if config.max_seq_len > self.target.config.max_position_embeddings:
             raise ConfigError(
                 f"--max_seq_len {config.max_seq_len} exceeds the target's "
@@ -129,6 +149,17 @@ class Preparation:
 
     def _new_config(self) -> DrafterConfig:
         config, target = self.config, self.target.config
+        if config.kind != "block":
+            layers = eagle3_layer_ids(target.num_layers) if config.kind == "eagle3" else (target.num_layers - 1,)
+            if config.kind == "mtp" and len(config.target_layer_ids) > 1:
+                raise ConfigError("an mtp drafter reads one layer; give one number as --target_layer_ids")
+            return autoregressive_config(
+                config.kind,
+                target,
+                block_size=1 if config.kind == "mtp" else config.block_size,
+                target_layer_ids=config.target_layer_ids or layers,
+                draft_vocab_size=config.draft_vocab_size or target.vocab_size,
+            )
         mask = config.mask_token_id
         if mask is None:
             mask = unused_token(self.target)
@@ -265,13 +296,13 @@ class Run:
         return result
 
     def export(self, directory: Path) -> None:
-        """Write the drafter in DeepSpec's layout."""
+        """Write the drafter."""
         shared = None
         if self.config.include_shared:
             head = "embed.weight" if self.target.config.tie_word_embeddings else "lm_head.weight"
             names = {"embed.weight": "embed.weight", "lm_head.weight": head}
             shared = {name: self.target.arrays[original] for name, original in names.items()}
-        write_deepspec(
+        write_drafter(
             directory,
             full_draft_config(self.drafter),
             self.target.config,

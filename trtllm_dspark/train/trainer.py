@@ -25,8 +25,9 @@ from trtllm_dspark.checkpoint.config import DrafterConfig
 from trtllm_dspark.errors import CheckpointError, ConfigError, DeviceError, DsparkError
 from trtllm_dspark.train.data import BatchConfig, Sampler, Share, collate
 from trtllm_dspark.train.features import Captured, Capturer, FeatureCache
+from trtllm_dspark.train.layers import Frozen
 from trtllm_dspark.train.loss import Alphas, losses
-from trtllm_dspark.train.model import Frozen, predict
+from trtllm_dspark.train.model import predict
 from trtllm_dspark.train.optim import Optimizer, OptimizerConfig
 from trtllm_dspark.train.responses import Response
 from trtllm_dspark.train.saved_state import SavedState, save_state

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trtllm_dspark.checkpoint.config import DrafterConfig
+from trtllm_dspark.train import autoregressive
 from trtllm_dspark.train.data import BatchConfig, Share, collate
 from trtllm_dspark.train.features import Captured
-from trtllm_dspark.train.model import Frozen, Parameters, backbone, head_step
+from trtllm_dspark.train.layers import Blocks, Frozen, Parameters
+from trtllm_dspark.train.model import backbone, head_step
 from trtllm_dspark.train.responses import Response
 
 
@@ -44,8 +46,7 @@ def accepted_len(
         rows = np.arange(count * config.block_size)
         share = Share(np.array([0]), anchors, rows, np.ones(len(rows), np.float32))
         blocks, _ = collate(share, [response], [one], batch, None, 1.0)
-        hidden = backbone(parameters, frozen, config, blocks)
-        drafts = _greedy(parameters, frozen, config, hidden, blocks.input_ids[0, :, 0], draft_token_ids)
+        drafts = _greedy(parameters, frozen, config, blocks, draft_token_ids)
         moved, turns = _walk(drafts, np.asarray(response.token_ids[response.response_start :]))
         emitted, rounds = emitted + moved, rounds + turns
     return emitted, rounds
@@ -55,13 +56,16 @@ def _greedy(
     parameters: Parameters,
     frozen: Frozen,
     config: DrafterConfig,
-    hidden: Tensor,
-    anchors: Tensor,
+    blocks: Blocks,
     draft_token_ids: NDArray[np.int64] | None,
 ) -> NDArray[np.int64]:
-    """Return the drafts [anchors, gamma] as target ids."""
-    logits = F.linear(hidden, frozen.head).view(len(anchors), config.block_size, -1)
+    """Return the drafts [anchors, gamma] of one sequence's blocks as target ids."""
     to_target = None if draft_token_ids is None else torch.from_numpy(draft_token_ids)
+    anchors = blocks.input_ids[0, :, 0]
+    if config.autoregressive:
+        return _unrolled(parameters, frozen, config, blocks, to_target)
+    hidden = backbone(parameters, frozen, config, blocks)
+    logits = F.linear(hidden, frozen.head).view(len(anchors), config.block_size, -1)
     previous, drafts = anchors, []
     state: Tensor | None = None
     slots = hidden.view(len(anchors), config.block_size, -1)
@@ -74,6 +78,17 @@ def _greedy(
         previous = chosen if to_target is None else to_target[chosen]
         drafts.append(previous)
     return torch.stack(drafts, 1).numpy()
+
+
+def _unrolled(
+    parameters: Parameters, frozen: Frozen, config: DrafterConfig, blocks: Blocks, to_target: Tensor | None
+) -> NDArray[np.int64]:
+    def choose(_: int, hidden: Tensor) -> Tensor:
+        chosen = F.linear(hidden, frozen.head).argmax(-1)
+        return chosen if to_target is None else to_target[chosen]
+
+    hidden = autoregressive.unroll(parameters, frozen, config, blocks, choose)
+    return choose(0, hidden).view(-1, config.block_size).numpy()
 
 
 def _walk(drafts: NDArray[np.int64], tokens: NDArray[np.int64]) -> tuple[int, int]:

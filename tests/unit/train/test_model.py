@@ -14,8 +14,9 @@ from trtllm_dspark.reference.heads import confidence, first_state, heads_from_ar
 from trtllm_dspark.reference.models import drafter_block, drafter_context, target_forward
 from trtllm_dspark.train.data import BatchConfig, Sampler, Share, collate
 from trtllm_dspark.train.features import Captured
+from trtllm_dspark.train.layers import Frozen
 from trtllm_dspark.train.loss import Alphas, losses
-from trtllm_dspark.train.model import Frozen, predict
+from trtllm_dspark.train.model import predict
 from trtllm_dspark.train.parameters import from_arrays
 from trtllm_dspark.train.responses import Response
 
