@@ -1,7 +1,7 @@
 """Autoregressive drafters: an EAGLE-3-style head and an MTP-1 head, in this project's own layout.
 
 Both are one decoder layer over pairs of a target feature and the token behind it, and share the target's embedding and
-output head. Sources: Li et al. 2025, EAGLE-3; DeepSeek-AI 2024, DeepSeek-V3, section 2.2. Layout: docs/file_formats.md.
+output head. Sources: Li et al. 2025, EAGLE-3; DeepSeek-AI 2024, DeepSeek-V3, section 2.2. Layout: docs/checkpoints.md.
 """
 
 from __future__ import annotations

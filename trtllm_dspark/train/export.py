@@ -106,7 +106,7 @@ def deepspec_config(config: DrafterConfig, target: ModelConfig, *, num_anchors: 
 
 
 def autoregressive_json(config: DrafterConfig, target: ModelConfig) -> dict[str, Any]:
-    """Return the `config.json` of an autoregressive drafter (docs/file_formats.md)."""
+    """Return the `config.json` of an autoregressive drafter (docs/checkpoints.md)."""
     values = deepspec_config(config, target, num_anchors=0)
     foreign = ("num_anchors", "mask_token_id", "enable_confidence_head", "confidence_head_with_markov", "markov_rank")
     for name in (*foreign, "markov_head_type"):
