@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from onnx import helper
 from helpers.plugin_graph import Heads, PluginGraph
 from helpers.plugin_heads import CoreHeads
 from helpers.recording_device import GraphPlan, RecordingDevice
-from helpers.tiny_tensorrt import TINY_LIMITS, PairArrays, Written
+from helpers.tiny_tensorrt import PairArrays, Written
 from trtllm_dspark.build.tensorrt.profiles import engine_profiles
 from trtllm_dspark.engine.tensorrt import TensorRtPluginEngine
 from trtllm_dspark.engine.tensorrt._compiled import CompiledRound
@@ -68,26 +68,46 @@ class PluginWritten:
 
 
 def write_plugin_pair(
-    directory: Path, pair: Written, weights: PairArrays, options: RoundOptions, limits: BuildLimits = TINY_LIMITS
+    directory: Path,
+    pair: Written,
+    weights: PairArrays,
+    options: RoundOptions,
+    *,
+    draft_token_ids: np.ndarray | None = None,
+    alone: bool = False,
 ) -> PluginWritten:
-    """Write the plugin graphs of a pair whose CPU engine exists; `weights` are its arrays."""
-    limits = replace(limits, max_draft_len=pair.limits.max_draft_len)
+    """Write the plugin graphs of a pair whose CPU engine exists; `weights` are its arrays.
+
+    Args:
+        directory: an empty one.
+        pair: whose limits count.
+        weights: see above.
+        options: what the round is compiled for.
+        draft_token_ids: as the pair was written with.
+        alone: only the target; `pair` is to have no drafter.
+    """
+    given = pair.limits
+    limits = BuildLimits(given.max_batch_size, given.max_seq_len, given.max_num_tokens, given.max_draft_len)
     target, arrays, drafter, own = weights
-    lowering = _Unchecked(plugin_cache_length(limits.max_seq_len, drafter.block_size), limits.max_batch_size, "float32")
+    block = 0 if alone else drafter.block_size
+    lowering = _Unchecked(plugin_cache_length(limits.max_seq_len, block), limits.max_batch_size, "float32")
+    drafts = RoundDrafter(drafter, own, lowering, limits.max_draft_len, "float32", draft_token_ids)
     written = write_verify(
         directory, target, arrays, max_seq_len=limits.max_seq_len, lowering=lowering, options=options,
-        drafter=RoundDrafter(drafter, own, lowering, limits.max_draft_len, "float32"), weight_dtype="float32",
+        drafter=None if alone else drafts, weight_dtype="float32",
     )  # fmt: skip
-    write_draft(
-        directory, DrafterSource(drafter, own, target, arrays, written), max_seq_len=limits.max_seq_len,
-        max_draft_len=limits.max_draft_len, max_num_tokens=limits.max_num_tokens, lowering=lowering, options=options,
-        weight_dtype="float32",
-    )  # fmt: skip
+    if not alone:
+        write_draft(
+            directory, DrafterSource(drafter, own, target, arrays, written), max_seq_len=limits.max_seq_len,
+            max_draft_len=limits.max_draft_len, max_num_tokens=limits.max_num_tokens, lowering=lowering,
+            options=options, draft_token_ids=draft_token_ids, weight_dtype="float32",
+        )  # fmt: skip
     profiles = [
         {symbol: (profile.smallest(symbol), profile.largest(symbol)) for symbol in SYMBOLS}
         for profile in engine_profiles(limits)
     ]
-    graphs = {name: PluginGraph(directory / f"{name}.onnx", CoreHeads(), {}) for name in PLUGIN_PLANS}
+    names = PLUGIN_PLANS[:1] if alone else PLUGIN_PLANS
+    graphs = {name: PluginGraph(directory / f"{name}.onnx", CoreHeads(), {}) for name in names}
     return PluginWritten(pair, graphs, options, profiles)
 
 
@@ -103,8 +123,9 @@ def open_plugins(device: RecordingDevice, written: PluginWritten, *, heads: Head
     """Return an engine of a pair on a device; `device.plans` are its plans."""
     pair = written.pair
     device.plans = plugin_plans(device, written, heads or CoreHeads())
+    drafter = pair.drafter if "drafter" in device.plans else None
     compiled = CompiledRound(written.options.schedule, written.options.acceptance)
-    return TensorRtPluginEngine(device, device.plans, pair.target, pair.drafter, pair.limits, compiled, **options)
+    return TensorRtPluginEngine(device, device.plans, pair.target, drafter, pair.limits, compiled, **options)
 
 
 PluginOpened = Callable[..., tuple[TensorRtPluginEngine, RecordingDevice]]

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from helpers import tiny_tensorrt
+from helpers.plugin_engine import open_plugins, write_plugin_pair
+from helpers.recording_device import RecordingDevice
 from helpers.tiny_tensorrt import Written
 from helpers.trt_fixtures import AnyOpened
 from helpers.trt_sessions import Outputs, make, requests, run, table, take
@@ -14,6 +20,7 @@ from trtllm_dspark.engine.tensorrt import _plugin_round
 from trtllm_dspark.engine.tensorrt._caches import SlotCache
 from trtllm_dspark.engine.tensorrt._plugin_round import PluginRound
 from trtllm_dspark.errors import ConfigError, DeviceError, RequestError
+from trtllm_dspark.graph import RoundOptions
 from trtllm_dspark.runtime import Request, SamplingParams, Session
 
 
@@ -100,6 +107,57 @@ def test_session_of_every_schedule_equals_cpu(
         reference = make(toy_weights.cpu, toy_weights, speculation)
         run(reference, todo)
         assert counts.verified == reference.stats.acceptance.verified
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "speculation"),
+    [
+        ({"markov_head": "gated"}, RoundOptions("rejection", "threshold"), "threshold:0.3"),
+        ({"confidence": False}, RoundOptions("rejection", "fixed"), "fixed:3"),
+    ],
+    ids=["reduced_vocabulary", "no_confidence_head"],
+)
+def test_session_of_other_drafters_equals_cpu(
+    tmp_path: Path, changes: dict[str, Any], options: RoundOptions, speculation: str
+) -> None:
+    kept = np.arange(0, 90, 3) if "markov_head" in changes else None
+    (tmp_path / "plugins").mkdir()
+    pair = tiny_tensorrt.random_pair(tmp_path, draft_token_ids=kept, **changes)
+    weights = tiny_tensorrt.random_weights(**changes)
+    written = write_plugin_pair(tmp_path / "plugins", pair, weights, options, draft_token_ids=kept)
+    engine = open_plugins(RecordingDevice(heads=pair.heads), written)
+    assert engine.heads.has_confidence is pair.drafter.confidence
+    todo = wanted(pair, 3)
+    reference, session = (make(each, pair, speculation, acceptance="rejection") for each in (pair.cpu, engine))
+    assert run(session, todo) == run(reference, todo)
+    assert session.stats.acceptance.verified == reference.stats.acceptance.verified > 0
+    engine.close()
+
+
+def test_session_of_candidates_equals_cpu(
+    tmp_path: Path, random_weights: Written, toy_weights: Written, opened_plugins: AnyOpened
+) -> None:
+    """Drafts come from the largest base logits only; whatever is drafted, coupled texts are the target's."""
+    weights = tiny_tensorrt.random_weights()
+    written = write_plugin_pair(tmp_path, random_weights, weights, RoundOptions("coupled", "threshold", 12))
+    engine = open_plugins(RecordingDevice(heads=random_weights.heads), written)
+    todo = wanted(random_weights, 3)
+    session = make(engine, random_weights, "fixed")
+    assert run(session, todo) == run(make(random_weights.cpu, random_weights, "off"), todo)
+    assert session.stats.acceptance.verified > 0
+    engine.close()
+
+
+def test_session_without_a_drafter_equals_cpu(tmp_path: Path, random_weights: Written) -> None:
+    nothing = {"max_draft_len": 0, "draft_vocab_size": 0, "feature_size": 0, "has_drafter": False}
+    pair = replace(random_weights, limits=replace(random_weights.limits, **nothing))
+    options = RoundOptions("rejection", "threshold")
+    written = write_plugin_pair(tmp_path, pair, tiny_tensorrt.random_weights(), options, alone=True)
+    engine = open_plugins(RecordingDevice(heads=pair.heads), written)
+    todo = wanted(pair, 4)
+    expected = run(make(random_weights.cpu, random_weights, "off", acceptance="rejection"), todo)
+    assert run(make(engine, pair, "off", acceptance="rejection"), todo) == expected
+    engine.close()
 
 
 def test_session_that_was_not_compiled_is_refused(toy_weights: Written, opened_plugins: AnyOpened) -> None:
