@@ -31,19 +31,15 @@ def children_of(pid: int) -> list[int]:
     """Return the pids of the direct children of a process, threads' children included."""
     found: list[int] = []
     for task in _entries(f"/proc/{pid}/task"):
-        with contextlib.suppress(OSError):
-            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+        found += map(int, _read(f"/proc/{pid}/task/{task}/children").split())
     return found
 
 
 def process_state(pid: int) -> str:
     """Return the kernel's one-letter state, or "" for a process that is gone ("Z" counts as gone)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    state = stat.rpartition(")")[2].split()[0]
-    return "" if state in "ZX" else state
+    stat = _read(f"/proc/{pid}/stat")
+    state = stat.rpartition(b")")[2].split(maxsplit=1)[0].decode() if stat else ""
+    return "" if state in ("Z", "X") else state
 
 
 def kill_tree(process: subprocess.Popen[bytes], *, orphans: Iterable[int] = ()) -> None:
@@ -77,10 +73,16 @@ def kill_stubs(mark: str, *, timeout_s: float = 5.0) -> None:
 
 def command_line(pid: int) -> str:
     """Return a process's arguments separated by spaces, or "" when it is gone."""
+    return _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace")
+
+
+def _read(path: str) -> bytes:
+    """Return a file of /proc, or nothing when its process is gone; unbuffered, since a launcher reads many a second."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
     except OSError:
-        return ""
+        return b""
 
 
 def _entries(directory: str) -> list[str]:

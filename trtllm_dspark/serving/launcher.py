@@ -40,6 +40,7 @@ STUB_SILENT_S = 3.0
 STATUS_FRESH_S = 1.5
 SERVER_START_TIMEOUT_S = 120.0
 _POLL_S = 0.1
+_CHILDREN_S = 2.0
 _MAX_FAILED_SERVERS = 3
 
 
@@ -101,6 +102,8 @@ class Launcher:
         self._failed_servers = 0
         self._known_stubs: dict[str, int] = {}
         self._server_children: set[int] = set()
+        self._live_children: list[int] = []
+        self._children_at = 0.0
         self._stopped_since: dict[int, float] = {}
         self._control_key = secrets.token_hex(16)
         self._control_key_file = Path()
@@ -232,8 +235,8 @@ class Launcher:
         if server.poll() is not None:
             self._restart_server(f"tritonserver ended with code {server.returncode}")
             return
-        self._server_children.update(children_of(server.pid))
-        self._learn_stubs(server, engine)
+        self._list_children(server)
+        self._learn_stubs(engine)
         if not self._server_was_ready:
             if time.monotonic() - self._server_started > SERVER_START_TIMEOUT_S:
                 self._restart_server(f"tritonserver was not ready after {SERVER_START_TIMEOUT_S:g} s")
@@ -244,7 +247,7 @@ class Launcher:
                     self._announced = True
                     self._on_ready()
             return
-        problem = self._stub_problem(server, engine)
+        problem = self._stub_problem(engine)
         if problem:
             self._restart_server(problem)
             return
@@ -289,23 +292,31 @@ class Launcher:
             kill_tree(self._server, orphans=orphans)
         self._server = None
         self._server_children.clear()
+        self._live_children = []
 
-    def _learn_stubs(self, server: subprocess.Popen[bytes], engine: EngineWatch) -> None:
+    def _list_children(self, server: subprocess.Popen[bytes]) -> None:
+        """Look for tritonserver's children; seldom once it is ready, since every one of its threads may have some."""
+        now = time.monotonic()
+        if self._server_was_ready and now - self._children_at < _CHILDREN_S:
+            return
+        self._children_at = now
+        self._live_children = children_of(server.pid)
+        self._server_children.update(self._live_children)
+
+    def _learn_stubs(self, engine: EngineWatch) -> None:
         """Note which process serves which model; the gate's comes and goes and is not watched."""
         if len(self._known_stubs) == len(MODELS):
             return
         published = {spec.name for spec in MODELS}
-        children = children_of(server.pid)
         for stub in engine.stubs()[0]:
-            if stub["name"] in published and stub["pid"] in children:
+            if stub["name"] in published and stub["pid"] in self._live_children:
                 self._known_stubs[stub["name"]] = stub["pid"]
 
-    def _stub_problem(self, server: subprocess.Popen[bytes], engine: EngineWatch) -> str:
+    def _stub_problem(self, engine: EngineWatch) -> str:
         """Return what is wrong with a stub, or "": Triton itself neither notices nor revives one."""
-        children = children_of(server.pid)
         now = time.monotonic()
-        for pid in children:
-            if process_state(pid) in "tT" and process_state(pid):
+        for pid in self._live_children:
+            if process_state(pid) in ("t", "T"):
                 if now - self._stopped_since.setdefault(pid, now) > STUB_SILENT_S / 2:
                     return f"the stub process {pid} is stopped"
             else:

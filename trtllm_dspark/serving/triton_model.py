@@ -16,6 +16,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtllm_dspark.errors import RequestError
+from trtllm_dspark.serving.cancel_checks import is_due
 from trtllm_dspark.serving.client import ENGINE_UNAVAILABLE, EngineClient, EngineUnavailable, is_final
 from trtllm_dspark.serving.contract import ModelSpec
 from trtllm_dspark.serving.framing import Message, UnsendableMessage
@@ -27,6 +28,7 @@ from trtllm_dspark.serving.watchdog import exit_with_parent
 logger = logging.getLogger(__name__)
 
 STALL_LIMIT_S = 10.0
+_IDLE_WAIT_S = 0.5
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -60,7 +62,13 @@ def _response(arrays: Arrays) -> Any:
 
 
 class _OpenRequest:
-    """A Triton request with rows in flight; its sender is used by one thread at a time, under its lock."""
+    """A Triton request with rows in flight; its sender is used by one thread at a time, under its lock.
+
+    Attributes:
+        handles: its rows' numbers at the engine process.
+        heard_at: monotonic seconds of its arrival or of the last item.
+        asked_at: monotonic seconds when Triton was last asked whether it is cancelled.
+    """
 
     def __init__(self, sender: Any, spec: ModelSpec, request: ModelRequest) -> None:
         self._sender = sender
@@ -70,9 +78,11 @@ class _OpenRequest:
         self._left = set(range(len(request.rows)))
         self._arrays: dict[int, Arrays] = {}
         self.handles: list[int] = []
+        self.heard_at = self.asked_at = time.monotonic()
 
     def on_item(self, row: int, item: Message) -> None:
         """Send what one row produced; the last one carries the final flag."""
+        self.heard_at = time.monotonic()
         with self._lock:
             if row not in self._left:
                 return
@@ -145,6 +155,7 @@ class TritonPythonModel:
             MetricPublisher(args["model_name"], args["model_version"]) if self._spec.publishes_metrics else None
         )
         self._open: dict[int, _OpenRequest] = {}
+        self._has_open = threading.Event()
         self._stopping = threading.Event()
         self._client = EngineClient(
             parameter(config, "engine_socket", ""),
@@ -200,6 +211,7 @@ class TritonPythonModel:
         handles = [self._client.reserve_handle() for _ in parsed.rows]
         opened.handles = handles
         self._open[handles[0]] = opened
+        self._has_open.set()
         try:
             for row, (handle, fields) in enumerate(zip(handles, parsed.rows, strict=True)):
                 self._client.add(
@@ -246,8 +258,16 @@ class TritonPythonModel:
 
     def _poll_cancellations(self) -> None:
         while not self._stopping.is_set():
+            if not self._open:
+                self._has_open.clear()
+                if not self._open:
+                    self._has_open.wait(_IDLE_WAIT_S)
             time.sleep(self._cancel_period_s)
+            now = time.monotonic()
             for opened in list(self._open.values()):
+                if not is_due(now, heard_at=opened.heard_at, asked_at=opened.asked_at):
+                    continue
+                opened.asked_at = now
                 if opened.is_cancelled():
                     for handle in opened.handles:
                         self._client.cancel(handle)
