@@ -67,33 +67,70 @@ class Job:
         }
 
 
+class _Events(asyncio.Protocol):
+    """One request on its own connection; it cuts events out of whole reads, since it shares the server's cores."""
+
+    def __init__(self, request: bytes, job: Job, load: Load) -> None:
+        self._request, self._job, self._load = request, job, load
+        self._rest = b""
+        self._texts: list[str] = []
+        self._events = 0
+        self._started = time.monotonic()
+        self._transport: asyncio.Transport | None = None
+        self.text: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the request."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Take in every complete event; each arrives in an HTTP chunk of its own."""
+        if not self._events and not self._rest and not data.startswith(b"HTTP/1.1 200 "):
+            self._end(f"error: {data.decode(errors='replace')}")
+            return
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        for event in events:
+            begin = event.find(b"data: ")
+            if begin >= 0 and not self._event(json.loads(event[begin + 6 :])):
+                return
+        if self._rest.endswith(b"\r\n0\r\n\r\n"):
+            self._end("".join(self._texts))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Return what came so far, as a client that reads to the end does."""
+        self._end("".join(self._texts))
+
+    def _event(self, event: dict[str, Any]) -> bool:
+        if "error" in event:
+            self._end(f"error: {event['error']}")
+            return False
+        if not self._events:
+            self._load.first_event_s.append(time.monotonic() - self._started)
+        self._events += 1
+        self._load.tokens += event["num_output_tokens"]
+        self._texts.append(event["text_output"])
+        if self._job.leave_after is not None and self._events >= self._job.leave_after:
+            self._end(None)
+            return False
+        return True
+
+    def _end(self, text: str | None) -> None:
+        if not self.text.done():
+            self.text.set_result(text)
+            if self._transport is not None:
+                self._transport.close()
+
+
 async def stream(address: tuple[str, int], job: Job, load: Load) -> str | None:
     """Run one request; return its text, or None when it left early."""
-    reader, writer = await asyncio.open_connection(*address, limit=1 << 20)
     body = json.dumps(job.fields).encode()
     head = f"POST /v2/models/{job.model}/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    started = time.monotonic()
-    writer.write(head.encode() + body)
-    text, events = [], 0
-    try:
-        while line := await reader.readline():
-            if line == b"0\r\n":
-                break
-            if not line.startswith(b"data: "):
-                continue
-            event = json.loads(line[6:])
-            if "error" in event:
-                return f"error: {event['error']}"
-            if not events:
-                load.first_event_s.append(time.monotonic() - started)
-            events += 1
-            load.tokens += event["num_output_tokens"]
-            text.append(event["text_output"])
-            if job.leave_after is not None and events >= job.leave_after:
-                return None
-    finally:
-        writer.close()
-    return "".join(text)
+    _, events = await asyncio.get_running_loop().create_connection(
+        lambda: _Events(head.encode() + body, job, load), *address
+    )
+    return await events.text
 
 
 def random_job(generator: random.Random, max_tokens: int, cancel: float, sampled: float) -> Job:
