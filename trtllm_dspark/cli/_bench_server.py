@@ -32,7 +32,7 @@ def bench_server(args: argparse.Namespace, prompts: list[Prompt]) -> int:
         title=f"Measured: {args.url}",
         command=command_line(),
         facts=[
-            ("server", f"{args.url}, {args.api} API, model {model}"),
+            ("server", f"{args.url}, {args.api} API over {'gRPC' if endpoint.grpc else 'HTTP'}, model {model}"),
             ("prompts", f"{len(prompts)} of {args.prompts_file}, at most {args.max_tokens} tokens out"),
             ("load", args.traffic),
         ],

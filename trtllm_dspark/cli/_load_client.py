@@ -1,4 +1,4 @@
-"""Load a running server over HTTP and note what every request got, in open or closed loop."""
+"""Load a running server over HTTP or gRPC and note what every request got, in open or closed loop."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from trtllm_dspark.cli._load_grpc import GrpcChannel
 from trtllm_dspark.cli._prompts import Prompt
 from trtllm_dspark.errors import DeviceError, UsageError
 from trtllm_dspark.simulate.records import RequestRecord
 
 Api = Literal["triton", "openai"]
+_INPUT_NAMES = {"stop": "stop_words", "max_draft_len": "num_draft_tokens"}
 TIMEOUT_S = 600.0
 """Seconds of silence after which a request counts as failed."""
 
@@ -25,10 +27,11 @@ class Endpoint:
 
     Attributes:
         host: name or address.
-        port: of the HTTP front.
+        port: of the HTTP or the gRPC front.
         api: `triton` (generate_stream, the text as it is) or `openai` (chat completions, or completions with `raw`).
         model: name of the model.
         raw: `openai` only: no chat template.
+        grpc: whether it speaks gRPC; `triton` only.
     """
 
     host: str
@@ -36,34 +39,55 @@ class Endpoint:
     api: Api
     model: str
     raw: bool = False
+    grpc: bool = False
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @staticmethod
     def parse(url: str, *, api: Api, model: str, raw: bool) -> Endpoint:
-        """Read `http://HOST:PORT`.
+        """Read `http://HOST:PORT` or `grpc://HOST:PORT`.
 
         Raises:
-            UsageError: another form.
+            UsageError: another form, or gRPC with the OpenAI API.
         """
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError:
             host = port = None
-        if host is None or port is None or parts.scheme != "http" or parts.path.strip("/"):
-            raise UsageError(f"--url {url} is not understood; use http://HOST:PORT")
-        return Endpoint(host, port, api, model, raw)
+        if host is None or port is None or parts.scheme not in ("http", "grpc") or parts.path.strip("/"):
+            raise UsageError(f"--url {url} is not understood; use http://HOST:PORT or grpc://HOST:PORT")
+        if parts.scheme == "grpc" and api != "triton":
+            raise UsageError("the OpenAI API is spoken over HTTP only; use --api triton, or an http:// address")
+        return Endpoint(host, port, api, model, raw, parts.scheme == "grpc")
 
     def message(self, prompt: Prompt, sampling: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return path and JSON body of a prompt."""
         fields = {**sampling, **prompt.sampling}
-        fields.pop("speculation", None)
         if self.api == "triton":
-            body = {"text_input": prompt.text, "stream": True, "return_num_output_tokens": True, **fields}
+            body = {"text_input": prompt.text, "stream": True, "return_num_output_tokens": True, **_inputs(fields)}
             return f"/v2/models/{self.model}/generate_stream", body
+        fields.pop("speculation", None)
         stream = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **fields}
         if self.raw:
             return "/v1/completions", {"prompt": prompt.text, **stream}
         return "/v1/chat/completions", {"messages": [{"role": "user", "content": prompt.text}], **stream}
+
+
+def _inputs(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return sampling parameters under the names of Triton's inputs.
+
+    Raises:
+        UsageError: there is none for one of them.
+    """
+    if "stop_token_ids" in fields:
+        raise UsageError("the server's text models take no stop_token_ids; use stop strings, or take the field out")
+    named = {_INPUT_NAMES.get(name, name): value for name, value in fields.items() if name != "speculation"}
+    # The one value that a prompt's line may have is "off".
+    return named | {"num_draft_tokens": 0} if "speculation" in fields else named
 
 
 @dataclass(slots=True)
@@ -86,6 +110,7 @@ class LoadClient:
     sampling: dict[str, Any]
     records: list[RequestRecord] = field(default_factory=list)
     _start: float = 0.0
+    _channel: GrpcChannel | None = None
 
     def run(self, prompts: Sequence[Prompt], *, users: int | None, times: Sequence[float], count: int) -> None:
         """Send `count` requests, the prompts in turn: from so many users, or at the times given.
@@ -98,12 +123,18 @@ class LoadClient:
     async def _run(self, prompts: Sequence[Prompt], users: int | None, times: Sequence[float], count: int) -> None:
         jobs = [self._job(prompts[index % len(prompts)], index) for index in range(count)]
         self.records = [job.record for job in jobs]
+        if self.endpoint.grpc:
+            self._channel = GrpcChannel(self.endpoint.address)
         self._start = time.perf_counter()
-        if users is not None:
-            waiting = iter(jobs)
-            await asyncio.gather(*(self._user(waiting) for _ in range(users)))
-        else:
-            await asyncio.gather(*(self._later(job, at) for job, at in zip(jobs, times, strict=True)))
+        try:
+            if users is not None:
+                waiting = iter(jobs)
+                await asyncio.gather(*(self._user(waiting) for _ in range(users)))
+            else:
+                await asyncio.gather(*(self._later(job, at) for job, at in zip(jobs, times, strict=True)))
+        finally:
+            if self._channel is not None:
+                await self._channel.close()
 
     def _job(self, prompt: Prompt, index: int) -> _Job:
         return _Job(prompt, RequestRecord(index, prompt.domain or "", 0.0, 0))
@@ -125,7 +156,7 @@ class LoadClient:
                 if record.error:
                     return
         except ConnectionRefusedError as error:
-            where = f"{self.endpoint.host}:{self.endpoint.port}"
+            where = self.endpoint.address
             raise DeviceError(f"nothing listens on {where}; start trtllm-dspark serve first") from error
         except (OSError, asyncio.IncompleteReadError, ValueError, TimeoutError) as error:
             record.error = type(error).__name__
@@ -158,7 +189,11 @@ class LoadClient:
         record.output_tokens += tokens
 
     async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield the JSON of every server-sent event; one `error` event when the server refuses."""
+        """Yield the JSON of every server-sent event, or what a response holds; one `error` event when it is refused."""
+        if self._channel is not None:
+            async for event in self._channel.events(self.endpoint.model, body, timeout_s=TIMEOUT_S):
+                yield event
+            return
         reader, writer = await asyncio.open_connection(self.endpoint.host, self.endpoint.port, limit=1 << 22)
         try:
             data = json.dumps(body).encode()

@@ -57,8 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_drafter_arguments(parser)
     add_sampling_arguments(parser)
     server = parser.add_argument_group("a running server, in place of --engine_dir")
-    server.add_argument("--url", metavar="http://HOST:PORT", help="its HTTP front; modes are the server's own then")
-    server.add_argument("--api", default="triton", choices=("triton", "openai"), help="generate_stream, or completions")
+    server.add_argument(
+        "--url", metavar="URL", help="http://HOST:PORT or grpc://HOST:PORT; modes are the server's own then"
+    )
+    server.add_argument("--api", default="triton", choices=("triton", "openai"), help="Triton's own, or completions")
     server.add_argument("--model", metavar="NAME", help="ensemble, or tensorrt_llm of the OpenAI front, when left out")
     server.add_argument(
         "--traffic",

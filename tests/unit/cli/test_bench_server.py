@@ -56,7 +56,7 @@ def test_closed_loop_counts_requests_tokens_and_rounds(
     path, body = server.bodies[0]
     assert path == "/v2/models/ensemble/generate_stream"
     assert (body["text_input"], body["max_tokens"], body["ignore_eos"]) == ("abc", 10, True)
-    assert server.bodies[1][1]["max_tokens"] == 4
+    assert (server.bodies[1][1]["max_tokens"], server.bodies[1][1]["num_draft_tokens"]) == (4, 0)
 
 
 def test_open_loop_sends_at_its_rate_whatever_comes_back(prompts: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +119,9 @@ def test_measured_rows_lie_beside_simulated_ones(
     ("flags", "message"),
     [
         ((), "give --engine_dir to measure an engine here, or --url to load a server"),
-        (("--url", "localhost:8000"), "use http://HOST:PORT"),
+        (("--url", "localhost:8000"), "use http://HOST:PORT or grpc://HOST:PORT"),
+        (("--url", "grpc://127.0.0.1:9"), "nothing listens on 127.0.0.1:9"),
+        (("--url", "grpc://h:1", "--api", "openai"), "the OpenAI API is spoken over HTTP only"),
         (("--url", "http://localhost"), "use http://HOST:PORT"),
         (("--url", "http://127.0.0.1:9"), "nothing listens on 127.0.0.1:9"),
         (("--url", "http://h:1", "--traffic", "open:3"), "traffic 'open:3' is not known"),
