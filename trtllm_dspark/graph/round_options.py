@@ -27,7 +27,7 @@ class RoundOptions:
     """
 
     acceptance: Acceptance = "rejection"
-    schedule: Schedule = "early_stop"
+    schedule: Schedule = "threshold"
     num_candidates: int = 0
     int8_heads: bool = False
 
