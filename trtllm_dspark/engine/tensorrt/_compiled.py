@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trtllm_dspark.engine.rounds import DecodeRows, RoundBatch
+from trtllm_dspark.engine.rounds import DecodeRows, RoundBatch, RowSampling
 from trtllm_dspark.engine.tensorrt._arrays import ACCEPTANCES, SCHEDULE_MODES
 from trtllm_dspark.errors import ConfigError, DeviceError, EngineError
 
@@ -80,9 +80,18 @@ class CompiledRound:
         """
         if batch.acceptance != self.acceptance and not self.greedy_only:
             raise DeviceError(f"the plans accept by {self.acceptance}, not by {batch.acceptance}")
+        for rows in (batch.decode, batch.prompts):
+            if rows is not None:
+                self._check_sampling(rows.sampling)
         if batch.decode is None or batch.decode.schedule is None:
             return batch
         return replace(batch, decode=self._play(batch.decode))
+
+    def _check_sampling(self, sampling: RowSampling) -> None:
+        if sampling.ban_until.any():
+            raise DeviceError("the plans choose tokens themselves and cannot be told to leave some out")
+        if self.greedy_only and sampling.temperature.any():
+            raise DeviceError("the plans accept by greedy, which samples nothing")
 
     def _play(self, decode: DecodeRows) -> DecodeRows:
         schedule = decode.schedule

@@ -98,7 +98,9 @@ def load_plugin_model(
         _check(DRAFTER, own, DRAFT_DTYPES, _draft_shapes(own, drafter, limits), limits.max_batch_size)
     stream = device.create_stream()
     memory = _allocate(device, tensors, limits, stream)
-    width, candidates = (0 if name not in own else own[name].shape[-1] for name in ("draft_logits", "candidates"))
+    # Inputs of the one are outputs of the other, whose extents a builder need not know.
+    drafted = {**own, **{name: tensors[name] for name in _DRAFTED if name in tensors}}
+    width, candidates = (_width(drafted, name) for name in ("draft_logits", "candidates"))
     table_len = own["step_time_us"].shape[0] if own else 1
     arrays = RoundArrays(device, limits, memory, round_work(limits, width, candidates), table_len)
     block = 0 if drafter is None else drafter.block_size
@@ -137,6 +139,16 @@ def load_plugin_model(
         arrays,
         "confidence" in own,
     )
+
+
+def _width(tensors: Mapping[str, PlanTensor], name: str) -> int:
+    """Return the last extent of a tensor, 0 where there is none."""
+    if name not in tensors:
+        return 0
+    width = tensors[name].shape[-1]
+    if width < 1:
+        raise EngineError(f"{name} of the drafter's plan has no fixed extent; {_REMEDY}")
+    return width
 
 
 def _cache(
@@ -210,6 +222,13 @@ def _draft_shapes(tensors: Mapping[str, PlanTensor], drafter: DrafterConfig, lim
     return shapes
 
 
+def _fits(tensor: PlanTensor, shape: Shape) -> bool:
+    """Tell whether a tensor has these extents; a builder need not know those of outputs."""
+    if tensor.is_input or len(tensor.shape) != len(shape):
+        return tensor.shape == shape
+    return all(found in (-1, extent) for found, extent in zip(tensor.shape, shape, strict=True))
+
+
 def _check(
     plan: str,
     tensors: Mapping[str, PlanTensor],
@@ -222,7 +241,7 @@ def _check(
             raise EngineError(
                 f"the {plan}'s plan has no tensor {name!r}: this is no plan of the trt_plugin lowering; {_REMEDY}"
             )
-        if tensors[name].shape != shape:
+        if not _fits(tensors[name], shape):
             raise EngineError(
                 f"{name} of the {plan}'s plan has extents {list(tensors[name].shape)}, the engine says {list(shape)}; "
                 f"{_REMEDY}"

@@ -200,6 +200,20 @@ def test_load_plans_with_other_tensors_are_refused(
     assert device.closed == 1
 
 
+def test_load_outputs_of_unknown_extents_are_taken(
+    written: PluginWritten, device: RecordingDevice, library: Path
+) -> None:
+    """A builder may not know what a plugin's outputs measure; inputs of the other plan tell."""
+    tensors = dict(device.plans["drafter"].tensors)
+    for name, tensor in tensors.items():
+        if not tensor.is_input and not name.startswith("present_"):
+            tensors[name] = replace(tensor, shape=(-1,) * len(tensor.shape))
+    device.plans["drafter"].tensors = tensors
+    engine = load(written, device, library)
+    assert engine.rounds_in_flight == 2
+    engine.close()
+
+
 @pytest.fixture
 def trt(monkeypatch: pytest.MonkeyPatch) -> FakeTensorRt:
     module = FakeTensorRt()

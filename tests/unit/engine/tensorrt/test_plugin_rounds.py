@@ -173,8 +173,19 @@ def test_rounds_of_another_kind_are_refused(rejection: AnyOpened) -> None:
     schedule = DeviceSchedule("early_stop", 5, 0.0, 0, 5, step_time_us=np.ones(9, np.float32))
     with pytest.raises(DeviceError, match="the plans schedule by threshold, not by early_stop"):
         engine.submit_round(RoundBatch(DecodeRows(np.array([5]), sampling(1), schedule), None, "rejection"))
+    with pytest.raises(DeviceError, match="choose tokens themselves and cannot be told to leave some out"):
+        engine.submit_round(decode(1, ban_until=9))
     with pytest.raises(DeviceError, match="a round of 5 requests .* exceeds the engine's 4 requests"):
         engine.submit_round(decode(5))
+
+
+def test_greedy_plans_refuse_rows_that_sample(opened_plugins: AnyOpened) -> None:
+    engine, _ = opened_plugins("toy", "greedy")
+    run(engine, [prompts(1), decode(1)])
+    rows = RowSampling(**{**fields(sampling(1)), "temperature": np.ones(1, np.float32)})
+    batch = RoundBatch(DecodeRows(np.zeros(1, np.int64), rows, None), None, "rejection")
+    with pytest.raises(DeviceError, match="the plans accept by greedy, which samples nothing"):
+        engine.submit_round(batch)
 
 
 def test_thresholds_are_each_requests_own(rejection: AnyOpened) -> None:
