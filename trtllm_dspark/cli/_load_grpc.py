@@ -34,6 +34,7 @@ class GrpcChannel:
 
     def __init__(self, address: str) -> None:
         try:
+            import grpc
             import tritonclient.grpc
             import tritonclient.grpc.aio
             import tritonclient.utils
@@ -44,6 +45,7 @@ class GrpcChannel:
         self._address = address
         self._make_input: Any = tritonclient.grpc.InferInput
         self._refused: type[Exception] = tritonclient.utils.InferenceServerException
+        self._failed: type[Exception] = grpc.RpcError
         self._client: Any = tritonclient.grpc.aio.InferenceServerClient(address)
 
     async def close(self) -> None:
@@ -78,10 +80,10 @@ class GrpcChannel:
                     return
                 count = result.as_numpy("num_output_tokens")
                 yield {"num_output_tokens": 0 if count is None else int(count.reshape(-1)[0])}
-        except self._refused as error:
+        except (self._refused, self._failed) as error:
             if "StatusCode.UNAVAILABLE" in str(error):
                 raise DeviceError(f"nothing listens on {self._address}; start trtllm-dspark serve first") from error
-            yield {"error": str(error)}
+            yield {"error": (str(error).splitlines() or ["gRPC"])[0]}
         finally:
             responses.cancel()
 
