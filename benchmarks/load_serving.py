@@ -5,8 +5,8 @@ Usage: load_serving.py --url 127.0.0.1:8000 --launcher_pid PID [--seconds 120] [
 
 Afterwards every finished request is sent once more, alone, and must give the same text. `--sampled` draws seeds and a
 temperature for a part of the requests; for those the server must run with `--acceptance coupled`. Prints one JSON line:
-tokens a second, time to the first event, outputs that differ, slots in use at the end, and the resident memory and
-/dev/shm of all server processes over time.
+tokens a second, CPU time a token of the engine process, of the rest of the server and of this client, time to the first
+event, outputs that differ, slots in use at the end, and the resident memory and /dev/shm of all server processes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import re
 import statistics
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtllm_dspark.serving.children import children_of
+from trtllm_dspark.serving.children import children_of, command_line
 
 MODELS = ("ensemble", "tensorrt_llm_bls")
 
@@ -39,6 +40,7 @@ class Load:
     cancelled: int = 0
     texts: list[tuple[Job, str]] = field(default_factory=list)
     first_event_s: list[float] = field(default_factory=list)
+    cpu_s: CpuSeconds | None = None
     memory_kb: list[int] = field(default_factory=list)
     shm_bytes: list[int] = field(default_factory=list)
 
@@ -53,17 +55,20 @@ class Job:
     leave_after: int | None
     temperature: float = 0.0
     seed: int = 0
+    ignore_eos: bool = False
 
     @property
     def fields(self) -> dict[str, Any]:
         """Return the JSON fields of a streaming request."""
         sampling = {"temperature": self.temperature, "seed": self.seed} if self.temperature else {}
+        ends = {"end_id": -1} if self.ignore_eos else {}
         return {
             "text_input": self.prompt,
             "max_tokens": self.max_tokens,
             "stream": True,
             "return_num_output_tokens": True,
             **sampling,
+            **ends,
         }
 
 
@@ -183,6 +188,35 @@ def tree(pid: int) -> list[int]:
     return [pid, *(below for child in children_of(pid) for below in tree(child))]
 
 
+@dataclass(frozen=True, slots=True)
+class CpuSeconds:
+    """CPU time spent so far, user and system."""
+
+    engine: float
+    rest: float
+    client: float
+
+    def since(self, before: CpuSeconds) -> CpuSeconds:
+        """Return what was spent after `before`."""
+        return CpuSeconds(self.engine - before.engine, self.rest - before.rest, self.client - before.client)
+
+
+def cpu_seconds(launcher_pid: int) -> CpuSeconds:
+    """Return the CPU time of the engine process, of the launcher's other processes, and of this process."""
+    engine = rest = 0.0
+    for pid in tree(launcher_pid):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        spent = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        if "trtllm_dspark.engine_process" in command_line(pid):
+            engine += spent
+        else:
+            rest += spent
+    return CpuSeconds(engine, rest, time.process_time())
+
+
 def memory_kb(pid: int) -> int:
     """Return the resident memory of a process tree without what it shares through /dev/shm."""
     total = 0
@@ -229,6 +263,7 @@ async def run(
         seed: of the traffic.
     """
     load = Load()
+    before = cpu_seconds(launcher_pid)
     until = time.monotonic() + seconds
 
     def draw(generator: random.Random) -> Job:
@@ -236,15 +271,21 @@ async def run(
 
     clients = [client(address, random.Random(f"{seed} {index}"), until, load, draw) for index in range(streams)]
     await asyncio.gather(sample(launcher_pid, until, load), *clients)
+    load.cpu_s = cpu_seconds(launcher_pid).since(before)
     return load
 
 
 def summary(load: Load, seconds: float) -> dict[str, Any]:
     """Return the figures of a run."""
+    spent = load.cpu_s or CpuSeconds(0.0, 0.0, 0.0)
     quarter = max(1, len(load.memory_kb) // 4)
     early, late = load.memory_kb[quarter : 2 * quarter], load.memory_kb[-quarter:]
     return {
         "tokens_per_s": round(load.tokens / seconds),
+        "cpu_us_per_token": {
+            part: round(1e6 * value / load.tokens, 1)
+            for part, value in (("engine", spent.engine), ("rest", spent.rest), ("client", spent.client))
+        },
         "finished": load.finished,
         "cancelled": load.cancelled,
         "first_event_ms_p50": round(1e3 * statistics.median(load.first_event_s), 1),
