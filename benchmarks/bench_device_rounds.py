@@ -2,7 +2,8 @@
 
 A device that does nothing takes the place of the GPU; every request gains four tokens a round.
 
-    python benchmarks/bench_device_rounds.py
+    python benchmarks/bench_device_rounds.py            # native plans
+    python benchmarks/bench_device_rounds.py --plugins
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from helpers.plugin_engine import open_plugins, write_plugin_pair
 from helpers.recording_device import Op, RecordingDevice
-from helpers.tiny_tensorrt import open_on, random_pair
+from helpers.tiny_tensorrt import open_on, random_pair, random_weights
 
+from trtllm_dspark.engine.base import Engine
 from trtllm_dspark.engine.tensorrt._memory import Layout
+from trtllm_dspark.engine.tensorrt._runner import RoundRunner
 from trtllm_dspark.engine_dir import BuildLimits
+from trtllm_dspark.graph import RoundOptions
 from trtllm_dspark.runtime import Request, SamplingParams, Session
 
 WARM_UP, EMITTED = 30, 4
@@ -66,19 +71,28 @@ def main() -> None:
     """Print microseconds a round."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--plugins", action="store_true", help="plans with plugins")
     args = parser.parse_args()
     limits = BuildLimits(max_batch_size=32, max_seq_len=8192, max_num_tokens=256, max_draft_len=5)
     with tempfile.TemporaryDirectory() as directory:
         pair = random_pair(Path(directory), limits=limits)
-    device = IdleDevice(pair.heads)
-    engine = open_on(device, pair)
+        device = IdleDevice(pair.heads)
+        engine: RoundRunner
+        if args.plugins:
+            options = RoundOptions("rejection", "threshold")
+            (Path(directory) / "plugins").mkdir()
+            engine = open_plugins(
+                device, write_plugin_pair(Path(directory) / "plugins", pair, random_weights(), options)
+            )
+        else:
+            engine = open_on(device, pair)
     rounds = engine._rounds
     assert rounds is not None
     device.layouts = {layout.num_bytes: layout for layout in (rounds._outputs, rounds._prompt_outputs)}
     most = EMITTED * (args.rounds + WARM_UP + 2)
     print("requests   us a round   us a request")
     for count in (1, 8, 32):
-        session = Session(engine, None, speculation="fixed")
+        session = Session(cast(Engine, engine), None, speculation="fixed")
         for index in range(count):
             session.add(Request(str(index), [3, 4], SamplingParams(max_tokens=most, temperature=0)))
         for _ in range(WARM_UP):
