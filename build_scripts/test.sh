@@ -17,11 +17,12 @@ echo "== C++ tests under sanitizers"
 cmake --preset cpu-asan >/dev/null
 cmake --build --preset cpu-asan -j 2
 ctest --preset cpu-asan
-echo "== pytest"
-python -m pytest -q -m "not smollm2 and not triton and not tensorrt_rtx" tests
-echo "== pytest: TensorRT-RTX"
-python -m pytest -q -m tensorrt_rtx tests
-echo "== pytest: SmolLM2"
-python -m pytest -q -m "smollm2 and not triton" tests
-echo "== pytest: Triton"
-python -m pytest -q -m triton tests
+# Two workers for two cores; tests/helpers/work_units.py says what stays together. A worker that dies is a failed test.
+stage() {
+    echo "== pytest: $1"
+    python -m pytest -q -n 2 -rs --durations=5 -m "$2" tests
+}
+stage "without servers, builders and models" "not smollm2 and not triton and not tensorrt_rtx"
+stage "TensorRT-RTX" "tensorrt_rtx"
+stage "SmolLM2" "smollm2 and not triton"
+stage "Triton" "triton"

