@@ -28,6 +28,7 @@ def comparison() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["simulated_vs_measured"] = module
+    sys.path.insert(0, str(BENCHMARK.parent))
     spec.loader.exec_module(module)
     return module
 
@@ -69,27 +70,40 @@ def test_measured_here(comparison: ModuleType, engine_dir: Path, prompts: Path, 
 
 
 def test_measured_by_the_sweep(comparison: ModuleType, engine_dir: Path, prompts: Path, tmp_path: Path) -> None:
-    """By the table a plain round takes 1050 us, with what the runtime adds: so many tokens a second."""
+    """By the table a plain round takes 1050 us; beside it stand a prompt's pass and what the session itself takes."""
     sweep, output = tmp_path / "sweep.json", tmp_path / "o.json"
     cells = [
-        {"speculation": "off", "concurrency": 1, "tokens_per_s": 900.0, "interval": [890.0, 910.0]},
+        {"speculation": "off", "concurrency": 1, "tokens_per_s": 900.0, "interval": [890.0, 910.0], "accepted_len": 1},
         {"speculation": "fixed:3", "concurrency": 1, "tokens_per_s": 500.0, "interval": [490.0, 510.0]},
         {"speculation": "fixed:5", "concurrency": 1, "tokens_per_s": 1.0, "interval": [1.0, 1.0]},
     ]
-    sweep.write_text(json.dumps({"cells": cells, "facts": {"max_tokens": 40}}))
+    runs = [{"repeat": repeat, "domain": domain, "concurrency": 1} for repeat in (0, 1) for domain in ("math", "chat")]
+    sweep.write_text(json.dumps({"cells": cells, "runs": runs, "facts": {"max_tokens": 40}}))
     assert comparison.main([*flags(engine_dir, prompts, output), "--sweep", str(sweep)]) == 0
     result = json.loads(output.read_text())
     off, fixed = result["rows"]
-    plain_us = 1050 + result["host_us"] + result["host_token_us"]
-    assert off["simulated"] == pytest.approx(1e6 / plain_us, rel=0.1)
+    costs = result["costs"]["off"]
+    round_us = 1050 + costs["round_us"] + costs["request_us"] + costs["token_us"]
+    # Prompts of three and of one token.
+    prompt_us = costs["prompt_us"][0] + 2 * costs["prompt_us"][1]
+    assert off["simulated"] == pytest.approx(40e6 / (39 * round_us + prompt_us), rel=0.02)
     assert off["error"] == pytest.approx(off["simulated"] / 900 - 1, abs=1e-3)
+    assert (off["measured_accepted_len"], off["simulated_accepted_len"]) == (1, 1)
     # Drafts that are mostly right at four tokens for 1300 us are no loss: the sweep's ranking is turned round.
     assert fixed["simulated"] > off["simulated"]
+    assert 2 < fixed["simulated_accepted_len"] < 4
     assert (result["separable_pairs"], result["turned_pairs"]) == (1, ["1: fixed:3 against off"])
 
 
-def test_groups_are_those_of_the_sweep(comparison: ModuleType) -> None:
-    arrivals = [comparison.Arrival(0.0, 3, 4, "math")] * 9 + [comparison.Arrival(0.0, 3, 4, "chat")] * 4
-    loads = comparison._loads(arrivals, 2, grouped=True)
-    assert [(load.arrivals[0].domain, len(load.arrivals)) for load in loads] == [("math", 4), ("chat", 4), ("math", 4)]
-    assert [len(load.arrivals) for load in comparison._loads(arrivals, 2, grouped=False)] == [13]
+def test_loads_are_the_runs_of_the_sweep(comparison: ModuleType) -> None:
+    arrivals = [comparison.Arrival(0.0, 3, 4, f"{name}/{index}") for name in ("math", "chat") for index in range(6)]
+    order = [(0, "math", 1), (0, "math", 8), (0, "chat", 1), (1, "math", 1)]
+    runs = [
+        {"repeat": repeat, "domain": domain, "concurrency": users, "speculation": policy}
+        for repeat, domain, users in order
+        for policy in ("off", "adaptive")
+    ]
+    loads = comparison.sweep_loads(runs, arrivals)
+    assert [(load.repeat, load.domain, load.users) for load in loads] == order
+    taken = [[int(arrival.domain.partition("/")[2]) for arrival in load.arrivals] for load in loads]
+    assert taken == [[0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 0, 1], [0, 1, 2, 3], [4, 5, 0, 1]]
