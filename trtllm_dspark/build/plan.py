@@ -139,7 +139,7 @@ def plan_build(config: BuildConfig) -> BuildPlan:
     drafter_config = None if drafter is None else drafter.config
     if drafter_config is not None and drafter_config.autoregressive and config.backend in GPU_BACKENDS:
         raise ConfigError(
-            f"an {drafter_config.kind} drafter runs on --backend onnxruntime only; use that, or a DSpark drafter"
+            f"a drafter of kind {drafter_config.kind} runs on --backend onnxruntime only; use that, or a DSpark drafter"
         )
     limits = resolve_limits(config, target.config, drafter_config)
     vocab = _draft_vocab(config, target)

@@ -66,7 +66,7 @@ def _check_kind(engine_dir: Path, wanted: str) -> None:
     kind = drafter_kind(config)
     if kind != wanted:
         raise UsageError(
-            f"{engine_dir} was built with a {kind} drafter, not {wanted}; leave out --drafter, or build another engine"
+            f"the drafter of {engine_dir} is {kind}, not {wanted}; leave out --drafter, or build another engine"
         )
 
 

@@ -106,5 +106,5 @@ def test_gpu_backends_refuse_them_by_name(tmp_path: Path) -> None:
         backend="tensorrt_rtx",
         gpu=GpuOptions(gpu_architectures=("sm89",)),
     )
-    with pytest.raises(ConfigError, match="an eagle3 drafter runs on --backend onnxruntime only"):
+    with pytest.raises(ConfigError, match="a drafter of kind eagle3 runs on --backend onnxruntime only"):
         build_engine(config)
