@@ -18,6 +18,8 @@ def _quantiles(name: str) -> list[tuple[str, str]]:
     ]
 
 
+_SIGNED = ("dspark_swap_difference", "dspark_speculation_gain")
+
 # title, unit, [(expression, legend)]
 PANELS: tuple[tuple[str, str, list[tuple[str, str]]], ...] = (
     (
@@ -156,6 +158,33 @@ PANELS: tuple[tuple[str, str, list[tuple[str, str]]], ...] = (
             ("dspark_load_others_memory_bytes", "others {{instance}}"),
         ],
     ),
+    (
+        "Drafter swap: state and outcomes an hour",
+        "short",
+        [
+            ("dspark_swap_state", "{{state}} {{instance}}"),
+            ("increase(dspark_swaps[1h])", "{{outcome}} {{instance}}"),
+        ],
+    ),
+    (
+        "Drafter swap: accepted length of the arms",
+        "short",
+        [
+            ("dspark_swap_accepted_len", "{{arm}} {{instance}}"),
+            ("increase(dspark_swap_requests[5m])", "requests in 5 min: {{arm}} {{instance}}"),
+        ],
+    ),
+    (
+        "Drafter swap: candidate's accepted length less the other's",
+        "short",
+        [("dspark_swap_difference", "{{bound}} {{instance}}")],
+    ),
+    (
+        "Records of the traffic: requests a second",
+        "reqps",
+        [(_sum_rate("dspark_collect_requests", "outcome"), "{{outcome}}")],
+    ),
+    ("Records of the traffic: disk", "bytes", [("dspark_collect_bytes", "{{instance}}")]),
     ("Engine restarts", "short", [("increase(dspark_engine_restarts[1h])", "{{instance}}")]),
 )
 
@@ -164,13 +193,14 @@ def dashboard() -> dict[str, Any]:
     """Return the dashboard as Grafana imports it."""
     panels = []
     for index, (title, unit, targets) in enumerate(PANELS):
+        signed = any(name in expression for expression, _ in targets for name in _SIGNED)
         panels.append(
             {
                 "id": index + 1,
                 "title": title,
                 "type": "timeseries",
                 "datasource": {"type": "prometheus", "uid": "${datasource}"},
-                "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
+                "fieldConfig": {"defaults": {"unit": unit} | ({} if signed else {"min": 0}), "overrides": []},
                 "gridPos": {"h": 8, "w": 12, "x": 12 * (index % 2), "y": 8 * (index // 2)},
                 "targets": [
                     {"refId": chr(ord("A") + number), "expr": expression, "legendFormat": legend}

@@ -35,6 +35,20 @@ def test_dashboard_and_rules_name_declared_metrics() -> None:
         assert names <= NAMES
 
 
+def test_dashboard_shows_every_family_of_swaps_and_traffic_records() -> None:
+    shown = metric_names((DEPLOY / "grafana" / "dashboard.json").read_text())
+    families = {name for name in NAMES if name.startswith(("dspark_swap", "dspark_collect"))}
+    assert len(families) == 7
+    assert families <= shown
+
+
+def test_dashboard_axes_begin_at_zero_except_for_differences() -> None:
+    for panel in dashboard()["panels"]:
+        names = {name for target in panel["targets"] for name in metric_names(target["expr"])}
+        begins_at_zero = "min" in panel["fieldConfig"]["defaults"]
+        assert begins_at_zero == names.isdisjoint({"dspark_swap_difference", "dspark_speculation_gain"})
+
+
 def test_autoscaling_reads_recorded_series() -> None:
     recorded = set(re.findall(r"record: (\S+)", (DEPLOY / "prometheus" / "rules.yml").read_text()))
     queries = re.findall(r"query: (\S+)", (DEPLOY / "kubernetes" / "autoscaling.yaml").read_text())
