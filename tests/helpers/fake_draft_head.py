@@ -63,7 +63,8 @@ class FakeDraftHead:
             if row == absorbed - 1:
                 assert prefix[:-1] == engine.target[slot][: row + 1], "not the target's text"
             wrong = engine.mistake_every and len(prefix) % engine.mistake_every == 0
-            logits[index, (next_token(prefix) + bool(wrong)) % VOCAB] = engine.draft_logit
+            # Where it is wrong it is less sure.
+            logits[index, (next_token(prefix) + bool(wrong)) % VOCAB] = engine.draft_logit / (1 + bool(wrong))
             if prefix[0] == engine.nan_draft:
                 logits[index] = np.nan
             after[index] = token + 1, row + 2
@@ -75,7 +76,7 @@ class AutoregressiveFake(FakeEngine):
     """See the module.
 
     Attributes:
-        draft_logit: logit of the drafter's choice; every other token has 0.
+        draft_logit: logit of the drafter's choice, half of it where it is wrong; every other token has 0.
     """
 
     draft_logit: float = 30.0

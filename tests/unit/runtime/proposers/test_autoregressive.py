@@ -119,13 +119,15 @@ def test_costs_are_those_of_the_steps() -> None:
     assert min(timed.draft_us.values()) > 0
 
 
-@pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
-def test_sampled_output_follows_the_target(acceptance: str) -> None:
+@pytest.mark.parametrize(
+    ("acceptance", "mode"), [("rejection", "fixed:2"), ("rejection", "threshold:0.15"), ("coupled", "fixed:2")]
+)
+def test_sampled_output_follows_the_target(acceptance: str, mode: str) -> None:
     """Chi-square of the second and third token against the target's law: its favourite, the drafter's, any other."""
     logit = 4.0
     # Every second draft is of another token than the target's favourite, and both laws are spread.
     engine = AutoregressiveFake(max_batch_size=8, max_num_tokens=96, logit=logit, draft_logit=3.0, mistake_every=2)
-    session = Session(engine, None, speculation="fixed:2", acceptance=acceptance)  # type: ignore[arg-type]
+    session = Session(engine, None, speculation=mode, acceptance=acceptance)  # type: ignore[arg-type]
     start = prompt(3, 4)
     for seed in range(2000):
         session.add(Request(str(seed), start, SamplingParams(max_tokens=4, temperature=1.0, seed=seed)))
