@@ -70,7 +70,7 @@ def test_session_by_the_plugins_equals_cpu(
     sampled: bool,
 ) -> None:
     pair, weights = toy
-    todo = requests(pair, 3, longest=12, min_tokens=False, sampled=sampled)
+    todo = requests(pair, 2, longest=12, min_tokens=False, sampled=sampled)
     accepted_by = "rejection" if acceptance == "greedy" else acceptance
     same = "off" if speculation == "adaptive" else speculation
     expected = run(make(pair.cpu, pair, same, acceptance=accepted_by), todo)
