@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 
 from trtllm_dspark.checkpoint.config import DrafterConfig
-from trtllm_dspark.engine import load_engine
 from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.errors import UsageError
-from trtllm_dspark.runtime.proposers import DraftModelProposer, NgramProposer, ProposerFactory
+from trtllm_dspark.runtime.proposers import OutsideDrafter, ProposerFactory
+from trtllm_dspark.runtime.proposers.outside import KINDS as OUTSIDE
 
 OWN = ("dspark", "dflash", "eagle3", "mtp")
 """Kinds of drafters that an engine can be built with."""
-KINDS = ("engine", *OWN, "ngram", "draft_model")
+KINDS = ("engine", *OWN, *OUTSIDE)
 
 
 def add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +34,23 @@ def add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def drafter_choice(args: argparse.Namespace) -> OutsideDrafter | None:
+    """Return what drafts in place of the engine's own drafter, None for that one.
+
+    Raises:
+        UsageError: flags that do not go together.
+    """
+    if args.drafter in OUTSIDE:
+        return OutsideDrafter(args.drafter, args.draft_engine_dir, args.draft_len)
+    if args.draft_engine_dir is not None:
+        raise UsageError("--draft_engine_dir goes with --drafter draft_model")
+    if args.draft_len is not None:
+        raise UsageError("--draft_len goes with --drafter ngram or draft_model; use --speculation fixed:G")
+    if args.drafter != "engine":
+        _check_kind(args.engine_dir, args.drafter)
+    return None
+
+
 def make_drafter(args: argparse.Namespace) -> ProposerFactory | None:
     """Return what makes the session's proposer, None for the engine's own drafter.
 
@@ -42,20 +58,8 @@ def make_drafter(args: argparse.Namespace) -> ProposerFactory | None:
         UsageError: flags that do not go together.
         EngineError: the draft model's engine cannot be used.
     """
-    if args.drafter != "draft_model" and args.draft_engine_dir is not None:
-        raise UsageError("--draft_engine_dir goes with --drafter draft_model")
-    if args.drafter == "engine" or args.drafter in OWN:
-        if args.draft_len is not None:
-            raise UsageError("--draft_len goes with --drafter ngram or draft_model; use --speculation fixed:G")
-        if args.drafter != "engine":
-            _check_kind(args.engine_dir, args.drafter)
-        return None
-    if args.drafter == "ngram":
-        return partial(NgramProposer, max_draft_len=args.draft_len)
-    if args.draft_engine_dir is None:
-        raise UsageError("--drafter draft_model needs --draft_engine_dir, the engine of a smaller model")
-    engine = load_engine(args.draft_engine_dir, num_threads=args.num_threads)
-    return partial(DraftModelProposer, engine, max_draft_len=args.draft_len)
+    choice = drafter_choice(args)
+    return None if choice is None else choice.make(num_threads=args.num_threads)
 
 
 def _check_kind(engine_dir: Path, wanted: str) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trtllm_dspark.cli._drafter import add_drafter_arguments, drafter_choice
 from trtllm_dspark.cli._trial import add_trial_arguments, trial_options
 from trtllm_dspark.errors import UsageError
 
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which drafts a round verifies: adaptive, off, fixed[:G], threshold[:C], early_stop or stale_topk[:B]",
     )
     add("--acceptance", default="rejection", choices=("rejection", "coupled"), help="how sampled drafts are accepted")
+    add_drafter_arguments(parser)
     add("--num_threads", type=int, default=2, help="threads of the CPU engine")
     add("--kernel_library", type=Path, metavar="F.so", help="TensorRT engines: keeps whole rounds on the GPU")
     add("--model_name", default="", help="name of the model in descriptions (default: the engine directory's name)")
@@ -91,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
             "early_stop or stale_topk"
         )
     open_engine_dir(args.engine_dir)
+    _check_drafter(args)
     if args.candidate_engine_dir is not None:
         open_engine_dir(args.candidate_engine_dir, verify_hashes=False)
     address = ServerAddress(args.host, args.http_port, args.grpc_port, args.metrics_port)
@@ -116,6 +119,33 @@ def run(args: argparse.Namespace) -> int:
     return Launcher(options, functools.partial(_engine_command, args), on_ready=announce).run()
 
 
+def _check_drafter(args: argparse.Namespace) -> None:
+    """Refuse what does not go with a drafter outside the engine, or with the engine that was given."""
+    from trtllm_dspark.engine_dir import open_engine_dir
+
+    choice = drafter_choice(args)
+    if choice is None:
+        return
+    if choice.engine_dir is not None:
+        open_engine_dir(choice.engine_dir)
+    for flag, given in (
+        ("--candidate_engine_dir", args.candidate_engine_dir is not None),
+        ("--collect_dir", args.collect_dir is not None),
+        ("--calibration online", args.calibration == "online"),
+    ):
+        if given:
+            raise UsageError(f"{flag} is about the engine's own drafter; leave it or --drafter {choice.kind} out")
+
+
+def _drafter_flags(args: argparse.Namespace) -> list[str]:
+    choice = drafter_choice(args)
+    if choice is None:
+        return []
+    model = [] if choice.engine_dir is None else [f"--draft_engine_dir={choice.engine_dir.resolve()}"]
+    length = [] if choice.draft_len is None else [f"--draft_len={choice.draft_len}"]
+    return [f"--drafter={choice.kind}", *model, *length]
+
+
 def _engine_command(args: argparse.Namespace, socket: str, engine_dir: str) -> Sequence[str]:
     candidate = []
     if not engine_dir and args.candidate_engine_dir is not None:
@@ -139,6 +169,7 @@ def _engine_command(args: argparse.Namespace, socket: str, engine_dir: str) -> S
         f"--socket={socket}",
         f"--speculation={args.speculation}",
         f"--acceptance={args.acceptance}",
+        *_drafter_flags(args),
         f"--num_threads={args.num_threads}",
         *([] if args.kernel_library is None else [f"--kernel_library={args.kernel_library.resolve()}"]),
         f"--max_queue_size={args.max_queue_size}",

@@ -25,6 +25,7 @@ from trtllm_dspark.engine_process.requests import RequestLimits
 from trtllm_dspark.engine_process.runner import ProcessOptions, serve_lane
 from trtllm_dspark.engine_process.swap import TrialOptions
 from trtllm_dspark.errors import DsparkError, EngineError, UsageError
+from trtllm_dspark.runtime.proposers import OutsideDrafter
 from trtllm_dspark.traffic.recorder import CollectOptions, TrafficRecorder
 
 BYTES_PER_TOKEN = 64
@@ -42,6 +43,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--acceptance", default="rejection", choices=("rejection", "coupled"))
     parser.add_argument("--num_threads", type=int, default=2)
     parser.add_argument("--kernel_library", type=Path, help="libtrtllm_dspark_kernels.so, for TensorRT engines")
+    parser.add_argument("--drafter", default="engine", help="as in trtllm-dspark serve: engine, ngram or draft_model")
+    parser.add_argument("--draft_engine_dir", type=Path, help="engine of the draft model")
+    parser.add_argument("--draft_len", type=int, help="drafts of ngram or draft_model a round")
     parser.add_argument("--max_queue_size", type=int, default=256)
     parser.add_argument("--max_prompt_bytes", type=int, default=0, help="0 = 64 bytes for each token of max_seq_len")
     parser.add_argument("--model_name", default="", help="name clients see; default: the engine directory's name")
@@ -91,6 +95,7 @@ def _serve(args: argparse.Namespace) -> None:
         load=load,
         calibration=args.calibration,
         kernel_library=args.kernel_library,
+        drafter=drafter_of(args),
     )
     session = open_session(args.engine_dir, options)
     tokenizer, engine = session.tokenizer, session.limits
@@ -99,7 +104,7 @@ def _serve(args: argparse.Namespace) -> None:
     limits = RequestLimits(
         max_seq_len=engine.max_seq_len,
         vocab_size=engine.vocab_size,
-        max_draft_len=engine.max_draft_len,
+        max_draft_len=session.stats.max_draft_len,
         max_prompt_bytes=args.max_prompt_bytes or BYTES_PER_TOKEN * engine.max_seq_len,
     )
     process = ProcessOptions(
@@ -126,6 +131,19 @@ def _serve(args: argparse.Namespace) -> None:
         serve_lane(lane, open_beside, tokenizer, limits, process, info, metrics, load)
     if recorder is not None:
         recorder.close()
+
+
+def drafter_of(args: argparse.Namespace) -> OutsideDrafter | None:
+    """Return what the flags say drafts in place of the engine's own drafter, None for that one.
+
+    Raises:
+        UsageError: flags that do not go together.
+    """
+    if args.drafter != "engine":
+        return OutsideDrafter(args.drafter, args.draft_engine_dir, args.draft_len)
+    if args.draft_engine_dir is not None or args.draft_len is not None:
+        raise UsageError("--draft_engine_dir and --draft_len go with --drafter ngram or draft_model")
+    return None
 
 
 def _recorder(args: argparse.Namespace, metrics: EngineMetrics) -> TrafficRecorder | None:

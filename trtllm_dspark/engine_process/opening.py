@@ -12,6 +12,7 @@ from trtllm_dspark.engine_process.lanes import Lane
 from trtllm_dspark.engine_process.session_request import make_session_request
 from trtllm_dspark.errors import EngineMismatch
 from trtllm_dspark.runtime.load_control import LoadControl
+from trtllm_dspark.runtime.proposers import OutsideDrafter
 from trtllm_dspark.runtime.session import Session
 from trtllm_dspark.speculation.config import SpeculationConfig
 from trtllm_dspark.speculation.cost_table_file import read_cost_table
@@ -33,6 +34,7 @@ class SessionOptions:
         calibration: `online` follows what is observed, `stored` does not, `auto` is online where a seed does not fix
             the text anyway.
         kernel_library: keeps whole rounds of TensorRT engines on the GPU.
+        drafter: what drafts in place of the engine's own drafter, or None.
     """
 
     num_threads: int
@@ -42,6 +44,7 @@ class SessionOptions:
     load: LoadControl | None = None
     calibration: Literal["auto", "online", "stored"] = "auto"
     kernel_library: Path | None = None
+    drafter: OutsideDrafter | None = None
 
     @property
     def online_calibration(self) -> bool:
@@ -64,6 +67,7 @@ def open_session(engine_dir: str | Path, options: SessionOptions) -> Session:
         num_threads=options.num_threads,
         speculation=options.speculation,
         acceptance=options.acceptance,
+        drafter=None if options.drafter is None else options.drafter.make(num_threads=options.num_threads),
         listener=listener,
         load=options.load,
         online_calibration=options.online_calibration,
@@ -73,13 +77,14 @@ def open_session(engine_dir: str | Path, options: SessionOptions) -> Session:
 
 def make_lane(session: Session, engine_dir: str | Path, load: LoadControl | None = None) -> Lane:
     """Return the lane of a session that was opened from `engine_dir`."""
-    limits = session.limits
+    # That of what drafts: not always the engine's block.
+    limits, max_draft_len = session.limits, session.stats.max_draft_len
     return Lane(
         session,
-        functools.partial(make_session_request, max_draft_len=limits.max_draft_len),
+        functools.partial(make_session_request, max_draft_len=max_draft_len),
         limits.max_batch_size,
         engine_dir=str(Path(engine_dir).resolve()),
-        max_draft_len=limits.max_draft_len,
+        max_draft_len=max_draft_len,
         request_limit=None if load is None else load.request_limit,
     )
 
@@ -108,6 +113,11 @@ def open_candidate(serving_dir: str, engine_dir: str, options: SessionOptions) -
     Raises:
         DsparkError: it cannot be used, or it could answer differently.
     """
+    if options.drafter is not None:
+        raise EngineMismatch(
+            f"this server drafts by --drafter {options.drafter.kind}, which is no part of an engine; there is nothing "
+            "to swap: start it without --drafter"
+        )
     check_interchangeable(
         open_engine_dir(serving_dir, verify_hashes=False).manifest, open_engine_dir(engine_dir).manifest, engine_dir
     )

@@ -5,6 +5,7 @@ from trtllm_dspark.runtime.proposers.base import AcceptanceMode, Draft, Proposer
 from trtllm_dspark.runtime.proposers.block import BlockProposer
 from trtllm_dspark.runtime.proposers.draft_model import DraftModelProposer
 from trtllm_dspark.runtime.proposers.ngram import NgramProposer
+from trtllm_dspark.runtime.proposers.outside import OutsideDrafter
 from trtllm_dspark.runtime.proposers.own import own_proposer
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Draft",
     "DraftModelProposer",
     "NgramProposer",
+    "OutsideDrafter",
     "Proposer",
     "ProposerFactory",
     "own_proposer",

@@ -1,0 +1,131 @@
+"""`serve --drafter`: from the command line to the session of the engine process, and what does not go with it."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from helpers.toy_pair import ToyPair
+
+from trtllm_dspark.build import BuildConfig, build_engine
+from trtllm_dspark.cli import serve
+from trtllm_dspark.cli.main import main
+from trtllm_dspark.engine_process.__main__ import drafter_of, parse_arguments
+from trtllm_dspark.engine_process.opening import SessionOptions, make_lane, open_candidate, open_session
+from trtllm_dspark.errors import ConfigError, EngineMismatch, UsageError
+from trtllm_dspark.runtime.proposers import OutsideDrafter
+from trtllm_dspark.serving.client import EngineClient, is_final
+
+
+@pytest.fixture(scope="module")
+def plain_dir(toy_pair: ToyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an engine of the toy target without a drafter."""
+    path = tmp_path_factory.mktemp("plain") / "engine"
+    build_engine(BuildConfig(str(toy_pair.target_dir), path, max_batch_size=4, max_seq_len=512, max_num_tokens=64))
+    return path
+
+
+def engine_command(*flags: str) -> list[str]:
+    """Return the command that `serve` with these flags starts the engine process with."""
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    args = parser.parse_args(flags)
+    args.log_level = "warning"
+    return list(serve._engine_command(args, "the.sock", ""))
+
+
+def test_launcher_flags_reach_the_session(toy_engine_dir: Path, plain_dir: Path) -> None:
+    """The toy target drafts for itself, so its own drafter's block does not count any more."""
+    flags = [f"--engine_dir={toy_engine_dir}", "--drafter=draft_model", "--draft_len=3"]
+    args = parse_arguments(engine_command(*flags, f"--draft_engine_dir={plain_dir}")[3:])
+    assert drafter_of(args) == OutsideDrafter("draft_model", plain_dir, 3)
+    assert drafter_of(parse_arguments(engine_command(*flags[:1])[3:])) is None
+    session = open_session(toy_engine_dir, SessionOptions(1, "fixed", "rejection", drafter=drafter_of(args)))
+    try:
+        assert session.limits.max_draft_len != 3
+        assert session.stats.max_draft_len == 3
+        assert make_lane(session, toy_engine_dir).max_draft_len == 3
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--drafter", "draft_model"], "--drafter draft_model needs --draft_engine_dir"),
+        (["--drafter", "ngram", "--draft_engine_dir", "x"], "--draft_engine_dir goes with --drafter draft_model"),
+        (["--draft_len", "3"], "--draft_len goes with --drafter ngram or draft_model"),
+        (["--drafter", "ngram", "--calibration", "online"], "--calibration online is about the engine's own drafter"),
+        (["--drafter", "ngram", "--collect_dir", "x"], "--collect_dir is about the engine's own drafter"),
+        (["--drafter", "ngram", "--candidate_engine_dir", "x"], "--candidate_engine_dir is about the engine's own"),
+    ],
+)
+def test_serve_refuses_what_does_not_go_together(
+    toy_engine_dir: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert main(["serve", "--engine_dir", str(toy_engine_dir), "--log_level", "error", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_drafter_outside_the_engine_is_not_swapped(toy_engine_dir: Path) -> None:
+    options = SessionOptions(1, "fixed", "rejection", drafter=OutsideDrafter("ngram"))
+    with pytest.raises(EngineMismatch, match="drafts by --drafter ngram, .* there is nothing to swap"):
+        open_candidate(str(toy_engine_dir), str(toy_engine_dir), options)
+
+
+def test_process_refuses_what_the_engine_or_nobody_knows(toy_engine_dir: Path) -> None:
+    with pytest.raises(UsageError, match="--drafter magic is not known"):
+        OutsideDrafter("magic")
+    options = SessionOptions(1, "fixed", "rejection", drafter=OutsideDrafter("ngram", draft_len=900))
+    with pytest.raises(ConfigError, match="900 drafts a request do not fit"):
+        open_session(toy_engine_dir, options)
+
+
+@contextmanager
+def engine_process(socket: Path, *flags: str) -> Iterator[EngineClient]:
+    """Start the process that `serve` with these flags starts."""
+    command = engine_command(*flags)
+    command[command.index("--socket=the.sock")] = f"--socket={socket}"
+    process = subprocess.Popen(command)
+    client = EngineClient(str(socket), name="test", role="launcher")
+    client.start()
+    try:
+        assert client.wait_connected(120.0), process.poll()
+        yield client
+    finally:
+        client.close()
+        process.terminate()
+        assert process.wait(60.0) == 0
+
+
+def generate(client: EngineClient, **fields: Any) -> dict[str, Any]:
+    """Return the one answer to a request that does not stream."""
+    items: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    client.add({"prompt": "abcabc", "max_tokens": 40, "ignore_eos": True, **fields}, items.put)
+    item = items.get(timeout=60.0)
+    assert is_final(item)
+    return item
+
+
+def test_engine_process_drafts_with_it_and_says_the_same(toy_engine_dir: Path, plain_dir: Path, tmp_path: Path) -> None:
+    flags = ["--speculation=fixed", "--num_threads=1"]
+    model = ["--drafter=draft_model", f"--draft_engine_dir={plain_dir}", "--draft_len=3"]
+    with engine_process(tmp_path / "a", f"--engine_dir={toy_engine_dir}", *flags) as client:
+        own = generate(client)
+    # No drafter in this engine: without the flag it could not speculate.
+    with engine_process(tmp_path / "b", f"--engine_dir={plain_dir}", *flags, *model) as client:
+        other = generate(client)
+        assert client.engine["max_draft_len"] == 3
+        refused = generate(client, max_draft_len=4)
+    assert other["text"] == own["text"]
+    # The toy target drafts for itself: every draft is right.
+    assert other["stats"]["accepted"] == other["stats"]["verified"] > 20
+    assert len(other["stats"]["verified_per_position"]) == 3
+    assert own["stats"]["accepted"] < own["stats"]["verified"]
+    assert "max_draft_len" in refused["message"]
