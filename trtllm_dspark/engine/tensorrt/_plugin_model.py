@@ -103,15 +103,16 @@ def load_plugin_model(
     width, candidates = (_width(drafted, name) for name in ("draft_logits", "candidates"))
     table_len = own["step_time_us"].shape[0] if own else 1
     arrays = RoundArrays(device, limits, memory, round_work(limits, width, candidates), table_len)
-    block = 0 if drafter is None else drafter.block_size
-    cache = _cache(device, tensors, limits, "", limits.max_seq_len)
+    cache = _cache(device, tensors, limits, limits.max_seq_len, of_drafter=False)
     drafter_cache = None
     if drafter is not None:
-        drafter_cache = _cache(device, tensors, limits, "drafter.", limits.max_seq_len + block)
+        # A block reaches beyond the last token of a request.
+        length = limits.max_seq_len + drafter.block_size
+        drafter_cache = _cache(device, tensors, limits, length, of_drafter=True)
     caches = [each for each in (cache, drafter_cache) if each is not None]
     scratch = device.allocate(max(plans[name].scratch_bytes for name in wanted))
     a = arrays.memory
-    shared = {name: a[name] for name in (*_ROWS, *_DRAFTED, *_TOKENS) if name in a}
+    shared = {name: a[name] for name in (*_ROWS, *_DRAFTED, *_TOKENS)}
     verify = shared | {
         "input_ids": a["token_ids"],
         "logit_rows": a["identity"],
@@ -152,12 +153,12 @@ def _width(tensors: Mapping[str, PlanTensor], name: str) -> int:
 
 
 def _cache(
-    device: Device, tensors: Mapping[str, PlanTensor], limits: EngineLimits, prefix: str, min_length: int
+    device: Device, tensors: Mapping[str, PlanTensor], limits: EngineLimits, min_length: int, *, of_drafter: bool
 ) -> SlotCache:
-    """Allocate the caches whose names begin with `past_PREFIX`."""
+    """Allocate the caches of the target or of its drafter; the verify plan has both."""
     found = {}
     for name, tensor in tensors.items():
-        if name.startswith("past_") and name.startswith("past_drafter.") == (prefix == "drafter."):
+        if name.startswith("past_") and name.startswith("past_drafter.") == of_drafter:
             found[name] = tensor
             if tensor.shape[0] != limits.max_batch_size:
                 raise EngineError(

@@ -38,11 +38,16 @@ class DeviceRound:
 
     Args:
         model: plans of the `trt_native` lowering.
-        heads: the drafter's heads, or None.
+        heads: the drafter's heads, or None without a drafter.
+
+    Raises:
+        ValueError: one of drafter and heads is there and the other is not.
     """
 
     def __init__(self, model: Model, heads: DeviceHeads | None) -> None:
         device, limits, own = model.device, model.limits, model.drafter
+        if (own is None) != (heads is None):
+            raise ValueError("a drafter and its heads come together")
         self._model, self._device, self._limits, self._heads = model, device, limits, heads
         self._drafter = None if own is None else own.config
         self._target, self._stream = model.target, model.stream
@@ -88,9 +93,9 @@ class DeviceRound:
             anchors=m["anchors"],
             positions=m["positions"],
         )
-        if has_block:
+        if has_block and self._heads is not None:
             contexts[2].enqueue(self._stream)
-            self._draft(key)
+            self._draft(key, self._heads)
         self._schedule(key, has_block)
         self._device.launch(
             "round_rows",
@@ -213,9 +218,8 @@ class DeviceRound:
                 completed, completed, acceptance, bans, drafted=False, first_slot=prompts.first_slot, memory=memory
             )
 
-    def _draft(self, key: RoundKey) -> None:
-        m, heads = self._memory, self._heads
-        assert heads is not None
+    def _draft(self, key: RoundKey, heads: DeviceHeads) -> None:
+        m = self._memory
         self._device.launch(
             "markov_draft",
             self._stream,
