@@ -47,7 +47,8 @@ class AdaptivePolicy:
         self._drafts = np.arange(max_draft_len + 1, dtype=np.float64)
         self._bypass = Bypass()
         self._blocks = BlockStatistics(max_draft_len)
-        self._thresholds: dict[Hashable, float] = {}
+        # By request: its threshold, and the survivors and drafts to verify that are expected of its next block.
+        self._expected: dict[Hashable, tuple[float, float, float]] = {}
         self._gains: list[float] = []
         self._batch: tuple[Hashable, ...] = ()
         self._age = self._round = 0
@@ -147,6 +148,11 @@ class AdaptivePolicy:
         """Learn from blocks of a past round: [N, gamma] calibrated confidences, [N] drafts verified and accepted."""
         # fmax: where the drafter gave no number nothing is promised.
         survival = np.fmax(confidence, np.float32(0)).cumprod(axis=1)
+        expected = [self._expected.get(request) for request in requests]
+        rows = [row for row, entry in enumerate(expected) if entry is not None]
+        if rows:
+            table = np.array([entry for entry in expected if entry is not None])
+            self._blocks.look_back([requests[row] for row in rows], survival[rows], table)
         self._blocks.add(requests, survival, verify_len, accepted)
         if self._bypass.active or self._probing is not None:
             self._batch = ()
@@ -154,7 +160,7 @@ class AdaptivePolicy:
     def forget(self, request: Hashable) -> None:
         """Drop what is kept about a request that has ended."""
         self._blocks.forget(request)
-        self._thresholds.pop(request, None)
+        self._expected.pop(request, None)
         self._probed_at.pop(request, None)
         self._bypass.forget(request)
         self._batch = ()
@@ -181,12 +187,18 @@ class AdaptivePolicy:
         mean = count * (1.0 + lengths @ self._drafts)
         together = (np.interp(mean, np.arange(len(curve)), curve) - plain_us) / count
         more_us = (lengths @ added) / count + together * (1.0 - 1.0 / count)
-        rates = tokens / (draft_us / count + plain_us / count + more_us)
+        least_us = (draft_us + plain_us) / count
+        rates = tokens / (least_us + more_us)
         # Of equal rates the one that verifies least.
         best = rates.shape[1] - 1 - np.argmax(rates[:, ::-1], axis=1)
+        rows = np.arange(count)
         chosen = THRESHOLDS[best].astype(np.float64)
-        self._thresholds.update(zip(batch, chosen.tolist(), strict=True))
-        gains = rates[np.arange(count), best] * plain_us / count - 1.0
+        verified = (lengths @ self._drafts)[rows, best]
+        expected = zip(chosen.tolist(), survivors[rows, best].tolist(), verified.tolist(), strict=True)
+        self._expected.update(zip(batch, expected, strict=True))
+        left = self._blocks.hindsight(batch)
+        tokens_left = 1.0 + left[:, 0] * (tokens[rows, best] - 1.0)
+        gains = tokens_left / (least_us + left[:, 1] * more_us[rows, best]) * plain_us / count - 1.0
         self._gains = gains.tolist()
         able = caps > 0
         self.gain, self.threshold = float(gains[able].mean()), float(np.minimum(chosen[able], 1.0).mean())
@@ -203,7 +215,8 @@ class AdaptivePolicy:
         return True
 
     def _own_thresholds(self, requests: Sequence[Hashable]) -> FloatArray:
-        return np.array([self._thresholds.get(request, self._default) for request in requests], np.float32)
+        unknown = (self._default, 0.0, 0.0)
+        return np.array([self._expected.get(request, unknown)[0] for request in requests], np.float32)
 
     def _probed(self, rows: list[int]) -> int:
         """Return the row that is probed, the same one during a probe: the unknown first, then the longest ago.

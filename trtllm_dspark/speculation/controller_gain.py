@@ -16,7 +16,7 @@ THRESHOLDS = np.array(
 MEMORY = 0.9
 """Weight of a block after one more of its request: what is known of a request rests on its last ten blocks."""
 POOL_MEMORY = 0.98
-PRIOR_BLOCKS = 2.0
+PRIOR_BLOCKS = 4.0
 """Blocks that what is known of all requests counts for in a new one; they fade as its own blocks come in."""
 RATIO_MEMORY = 0.98
 """Weight of a block's outcome after one more block of its request was verified."""
@@ -25,8 +25,15 @@ RATIO_PRIOR = 1.0
 POOL_DRAFTS = 2.0
 """Drafts that the outcomes of all requests count for in a new one; they fade likewise."""
 MAX_RATIO = 1.5
+HINDSIGHT_MEMORY = 0.95
+"""Weight of what was expected of a block, and of what it held, after one more block of its request."""
+HINDSIGHT_PRIOR = 6.0
+"""Drafts a new request is taken to have expected."""
+HINDSIGHT_FOUND = 0.9
+"""Share of those that were found: the usual optimism of the best of several estimates."""
 Reals = NDArray[np.float64]
 _UNTESTED = np.array([0.0, 0.0, 1.0])
+_UNSEEN = HINDSIGHT_PRIOR * np.array([1.0, 1.0, HINDSIGHT_FOUND, HINDSIGHT_FOUND])
 _OUTCOME_MEMORY = np.array([RATIO_MEMORY, RATIO_MEMORY, MEMORY])
 
 
@@ -53,6 +60,8 @@ class BlockStatistics:
         # By request: drafts promised, drafts accepted, and what is left of the weight of all requests' ratio.
         self._outcomes: Reals = np.zeros((0, 3))
         self._promised = self._kept = 0.0
+        # By request: survivors and drafts to verify that were expected of its blocks, and those that they held.
+        self._hindsight: Reals = np.zeros((0, 4))
 
     @property
     def empty(self) -> bool:
@@ -114,6 +123,33 @@ class BlockStatistics:
         ratio = (own[:, 1] + RATIO_PRIOR + pool * self.accepted_ratio) / (own[:, 0] + RATIO_PRIOR + pool)
         return np.minimum(MAX_RATIO, ratio)
 
+    def look_back(self, requests: Sequence[Hashable], survival: FloatArray, expected: Reals) -> None:
+        """Compare the next block of each request with what was expected of it.
+
+        The threshold of a request is the best of several estimates over a few blocks, so what is expected of it is too
+        much on average, and most where it is acted upon. The next block was not among them: what it holds at the
+        threshold that had been chosen before is what the choice is worth. Its confidences tell that; outcomes would
+        only add their noise.
+
+        Args:
+            requests: N different ones.
+            survival: [N, gamma] float32, falling along a row.
+            expected: [N, 3] threshold, survivors and drafts to verify.
+        """
+        rows = [self._row(request) for request in requests]
+        verified = survival >= expected[:, :1].astype(np.float32)
+        held = np.stack([np.where(verified, survival, 0.0).sum(axis=1), verified.sum(axis=1)], axis=1)
+        self._hindsight[rows] = HINDSIGHT_MEMORY * self._hindsight[rows] + np.concatenate(
+            [expected[:, 1:], held], axis=1
+        )
+
+    def hindsight(self, requests: Sequence[Hashable]) -> Reals:
+        """Return [R, 2] what is left of expected survivors and of expected drafts to verify, at most 1."""
+        rows = [self._rows.get(request, -1) for request in requests]
+        sums = np.array([_UNSEEN if row < 0 else self._hindsight[row] for row in rows])
+        left: Reals = np.minimum(1.0, sums[:, 2:] / sums[:, :2])
+        return left
+
     def means(self, requests: Sequence[Hashable]) -> tuple[Reals, Reals]:
         """Return [R, C, gamma + 1] shares of verify lengths and [R, C] mean survivors by threshold; not while empty."""
         prior = self._pool / self._pool_weight
@@ -146,7 +182,9 @@ class BlockStatistics:
                 self._weight += [0.0] * more
                 self._sums = np.concatenate([self._sums, np.zeros((more, *self._pool.shape))])
                 self._outcomes = np.concatenate([self._outcomes, np.zeros((more, 3))])
+                self._hindsight = np.concatenate([self._hindsight, np.zeros((more, 4))])
                 self._free += range(before + more - 1, before - 1, -1)
             row = self._rows[request] = self._free.pop()
             self._outcomes[row] = _UNTESTED
+            self._hindsight[row] = _UNSEEN
         return row

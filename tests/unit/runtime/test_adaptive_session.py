@@ -12,7 +12,8 @@ from helpers.virtual_engine import VirtualEngine
 
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.runtime import Request, SamplingParams, Session
-from trtllm_dspark.runtime.proposers.block import MOST_PENDING, BlockProposer
+from trtllm_dspark.runtime.proposers._features import MOST_PENDING
+from trtllm_dspark.runtime.proposers.block import BlockProposer
 from trtllm_dspark.runtime.stats import SessionStats
 from trtllm_dspark.runtime.timing import PassTimer
 from trtllm_dspark.speculation import CostTable, LoadLimits

@@ -320,7 +320,7 @@ def test_forget_leaves_nothing_of_a_request(mode: str) -> None:
     policy, scheduler = run.controller._adaptive, run.controller._scheduler
     if policy is not None:
         assert len(policy._blocks) == 0
-        assert not policy._thresholds
+        assert not policy._expected
         assert not policy._probed_at
         assert len(policy._bypass) == 0
     if scheduler is not None:

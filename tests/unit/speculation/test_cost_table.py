@@ -6,7 +6,7 @@ from helpers.fake_engine import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_dspark.engine.tensorrt.engine import RoundTimer
+from trtllm_dspark.engine.tensorrt._runner import RoundTimer
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.speculation import CostTable, measure_cost_table
 from trtllm_dspark.speculation.cost_table import (
