@@ -3,10 +3,11 @@
 Usage: load_serving.py --url 127.0.0.1:8000 --launcher_pid PID [--seconds 120] [--streams 64] [--cancel 0.1]
     [--sampled 0.3] [--metrics_port 8002] [--no_compare]
 
-Afterwards every finished request is sent once more, alone, and must give the same text. `--sampled` draws seeds and a
-temperature for a part of the requests; for those the server must run with `--acceptance coupled`. Prints one JSON line:
-tokens a second, CPU time a token of the engine process, of the rest of the server and of this client, time to the first
-event, outputs that differ, slots in use at the end, and the resident memory and /dev/shm of all server processes.
+New requests begin for `--seconds`; then the open ones run to their ends, every finished request is sent once more, alone,
+and must give the same text. `--sampled` draws seeds and a temperature for a part of the requests; for those the server
+must run with `--acceptance coupled`. Prints one JSON line: tokens a second of the first `--seconds`, CPU time a token of
+the engine process, of the rest of the server and of this client over the whole run, time to the first event, outputs that
+differ, slots in use at the end, and the resident memory and /dev/shm of all server processes.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ MODELS = ("ensemble", "tensorrt_llm_bls")
 
 @dataclass
 class Load:
-    """Counters of one run."""
+    """Counters of one run; `tokens_in_time` leaves out what came after the last request could begin."""
 
     tokens: int = 0
+    tokens_in_time: int = 0
     finished: int = 0
     cancelled: int = 0
     texts: list[tuple[Job, str]] = field(default_factory=list)
@@ -269,8 +271,12 @@ async def run(
     def draw(generator: random.Random) -> Job:
         return random_job(generator, max_tokens, cancel, sampled)
 
+    async def count() -> None:
+        await asyncio.sleep(until - time.monotonic())
+        load.tokens_in_time = load.tokens
+
     clients = [client(address, random.Random(f"{seed} {index}"), until, load, draw) for index in range(streams)]
-    await asyncio.gather(sample(launcher_pid, until, load), *clients)
+    await asyncio.gather(sample(launcher_pid, until, load), count(), *clients)
     load.cpu_s = cpu_seconds(launcher_pid).since(before)
     return load
 
@@ -281,7 +287,7 @@ def summary(load: Load, seconds: float) -> dict[str, Any]:
     quarter = max(1, len(load.memory_kb) // 4)
     early, late = load.memory_kb[quarter : 2 * quarter], load.memory_kb[-quarter:]
     return {
-        "tokens_per_s": round(load.tokens / seconds),
+        "tokens_per_s": round(load.tokens_in_time / seconds),
         "cpu_us_per_token": {
             part: round(1e6 * value / load.tokens, 1)
             for part, value in (("engine", spent.engine), ("rest", spent.rest), ("client", spent.client))
