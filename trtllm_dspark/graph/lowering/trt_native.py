@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,9 +22,8 @@ import onnx
 from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.graph._rope import rope_tables
 from trtllm_dspark.graph.checker import check_tensorrt
-from trtllm_dspark.graph.matrices import WeightDtype
-from trtllm_dspark.graph.network import FLOAT_DTYPES, Dim, Network
-from trtllm_dspark.graph.weight_only import WEIGHT_ONLY
+from trtllm_dspark.graph.lowering._tensorrt import DtypeName, TensorRtLowering
+from trtllm_dspark.graph.network import Dim, Network
 from trtllm_dspark.graph.weights import Weights
 
 TENSORRT = "trt"
@@ -126,7 +125,7 @@ class _NativeContext:
 
 
 @dataclass(frozen=True, slots=True)
-class TrtNativeLowering:
+class TrtNativeLowering(TensorRtLowering):
     """Attention for TensorRT and TensorRT-RTX, no plugin needed.
 
     Attributes:
@@ -138,29 +137,14 @@ class TrtNativeLowering:
     """
 
     cache_length: int
-    dtype_name: Literal["float16", "bfloat16", "float32"] = "bfloat16"
+    dtype_name: DtypeName = "bfloat16"
     native_heads: bool = False
     name = "trt_native"
     index_dtype = np.dtype(np.int64)
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of activations and caches."""
-        return FLOAT_DTYPES[self.dtype_name]
-
-    @property
-    def weight_dtypes(self) -> tuple[WeightDtype, ...]:
-        """Formats of linear layers it can be combined with."""
-        return (self.dtype_name, *WEIGHT_ONLY)
-
     def check(self, model: onnx.ModelProto, directory: Path) -> None:
         """Refuse what TensorRT's parser drops silently."""
         check_tensorrt(model, directory, comparison=self.dtype_name == "float32")
-
-    def add_norm(self, net: Network, x: str, change: str, scale: str, epsilon: float) -> tuple[str, str]:
-        """Append Add and RMSNormalization; the builder fuses them."""
-        total = net.node("Add", x, change)
-        return total, net.node("RMSNormalization", total, scale, axis=-1, epsilon=epsilon, stash_type=1)
 
     def causal(self, net: Network, config: ModelConfig, num_positions: int) -> _NativeAttention:
         """Declare positions [T], pad_index [R, S], pack_index [T], write_indices [R]."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,10 +18,9 @@ from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.graph._rope import rope_tables
 from trtllm_dspark.graph.checker import check_tensorrt
-from trtllm_dspark.graph.matrices import WeightDtype
-from trtllm_dspark.graph.network import FLOAT_DTYPES, Dim, Network
+from trtllm_dspark.graph.lowering._tensorrt import DtypeName, TensorRtLowering
+from trtllm_dspark.graph.network import Dim, Network
 from trtllm_dspark.graph.plugin_nodes import plugin
-from trtllm_dspark.graph.weight_only import WEIGHT_ONLY
 from trtllm_dspark.graph.weights import Weights
 
 _HEAD_DIMS = (64, 128)
@@ -158,7 +157,7 @@ class _PluginContext:
 
 
 @dataclass(frozen=True, slots=True)
-class TrtPluginLowering:
+class TrtPluginLowering(TensorRtLowering):
     """Attention for TensorRT 11 with the plugin library.
 
     Attributes:
@@ -171,30 +170,15 @@ class TrtPluginLowering:
 
     cache_length: int
     num_slots: int
-    dtype_name: Literal["float16", "bfloat16", "float32"] = "bfloat16"
+    dtype_name: DtypeName = "bfloat16"
     kv_split: int = 512
     name = "trt_plugin"
     native_heads = False
     index_dtype = np.dtype(np.int32)
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of activations and caches."""
-        return FLOAT_DTYPES[self.dtype_name]
-
-    @property
-    def weight_dtypes(self) -> tuple[WeightDtype, ...]:
-        """Formats of linear layers it can be combined with."""
-        return (self.dtype_name, *WEIGHT_ONLY)
-
     def check(self, model: onnx.ModelProto, directory: Path) -> None:
         """Refuse what TensorRT's parser drops silently and what a plugin would refuse."""
         check_tensorrt(model, directory, plugins=True, comparison=self.dtype_name == "float32")
-
-    def add_norm(self, net: Network, x: str, change: str, scale: str, epsilon: float) -> tuple[str, str]:
-        """Append Add and RMSNormalization; the builder fuses them."""
-        total = net.node("Add", x, change)
-        return total, net.node("RMSNormalization", total, scale, axis=-1, epsilon=epsilon, stash_type=1)
 
     def causal(self, net: Network, config: ModelConfig, num_positions: int) -> _PluginAttention:
         """Declare token_request [T], token_position [T], cu_tokens [R+1] and page_table [R, 1]."""
