@@ -27,6 +27,7 @@ from trtllm_dspark.evaluation.results import merge
 from trtllm_dspark.runtime import Session, Tokenizer
 from trtllm_dspark.runtime.proposers import ProposerFactory
 from trtllm_dspark.runtime.scheduling import load_calibration
+from trtllm_dspark.speculation.calibration import Quality
 
 logger = logging.getLogger(__name__)
 
@@ -193,24 +194,23 @@ def _print_tables(results: Sequence[DomainResult]) -> None:
             *(_number(value, 3) for value in result.conditional_acceptance),
         )
     console.print(table)
-    judged = [result for result in results if result.quality is not None]
+    judged = [(result, result.quality) for result in results if result.quality is not None]
     if judged:
         console.print(_quality_table(judged))
-        console.print(_sweep_table(judged))
+        console.print(_sweep_table([result for result, _ in judged]))
 
 
-def _quality_table(results: Sequence[DomainResult]) -> Table:
+def _quality_table(judged: Sequence[tuple[DomainResult, Quality]]) -> Table:
     table = Table(box=None, pad_edge=False, title="\nconfidence (survival of each position)", title_justify="left")
     table.add_column("domain")
     for name in ("T", "mean ECE", "calibrated", "AUC first", "AUC last"):
         table.add_column(name, justify="right")
-    for result in results:
-        assert result.quality is not None
-        auc = [value for value in result.quality.auc if not math.isnan(value)]
+    for result, quality in judged:
+        auc = [value for value in quality.auc if not math.isnan(value)]
         table.add_row(
             result.domain,
             f"{result.temperature:g}",
-            f"{result.quality.mean_ece:.4f}",
+            f"{quality.mean_ece:.4f}",
             "none" if result.calibrated is None else f"{result.calibrated.mean_ece:.4f}",
             _number(auc[0] if auc else None, 3),
             _number(auc[-1] if auc else None, 3),

@@ -103,7 +103,7 @@ class Cluster:
         if self._sampled:
             self._at(0.0, self._sample)
         if self._autoscaler is not None:
-            self._at(self._autoscaler.period_s, self._scale)
+            self._at(self._autoscaler.period_s, self._scale, self._autoscaler)
         events = self._events
         while self._unfinished:
             now, _, action, arguments = heapq.heappop(events)
@@ -206,9 +206,7 @@ class Cluster:
             self._go_on(now, node)
         self._at(now + SAMPLE_S, self._sample)
 
-    def _scale(self, now: float) -> None:
-        scaler = self._autoscaler
-        assert scaler is not None
+    def _scale(self, now: float, scaler: Autoscaler) -> None:
         serving = [node for node in self._nodes if node.serving]
         coming = sum(1 for node in self._nodes if node.starting)
         wanted = scaler.wanted(now, serving)
@@ -220,7 +218,7 @@ class Cluster:
         for node in serving[wanted:]:
             node.draining = True
         self._note(now)
-        self._at(now + scaler.period_s, self._scale)
+        self._at(now + scaler.period_s, self._scale, scaler)
 
     def _started(self, now: float, node: Node) -> None:
         node.starting = False

@@ -85,17 +85,20 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.t()
     wide = wide / (wide.norm() * 1.02 + 1e-12)
     gram = wide @ wide.t()
-    total: Tensor | None = None
-    for number, (a, b, c) in enumerate(_STEPS):
-        factor = torch.addmm(gram, gram, gram, beta=b, alpha=c)
-        factor.diagonal().add_(a)
-        total = factor if total is None else factor @ total
-        if number < len(_STEPS) - 1:
-            gram = factor @ gram @ factor
-            gram = (gram + gram.t()) / 2
-    assert total is not None
+    total = factor = _step(gram, *_STEPS[0])
+    for coefficients in _STEPS[1:]:
+        gram = factor @ gram @ factor
+        gram = (gram + gram.t()) / 2
+        factor = _step(gram, *coefficients)
+        total = factor @ total
     result: Tensor = total @ wide
     return result if matrix.shape[0] <= matrix.shape[1] else result.t()
+
+
+def _step(gram: Tensor, a: float, b: float, c: float) -> Tensor:
+    factor = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+    factor.diagonal().add_(a)
+    return factor
 
 
 def _is_matrix(name: str, value: Tensor) -> bool:
