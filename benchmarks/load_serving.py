@@ -3,11 +3,11 @@
 Usage: load_serving.py --url 127.0.0.1:8000 --launcher_pid PID [--seconds 120] [--streams 64] [--cancel 0.1]
     [--sampled 0.3] [--metrics_port 8002] [--no_compare]
 
-New requests begin for `--seconds`; then the open ones run to their ends, every finished request is sent once more, alone,
-and must give the same text. `--sampled` draws seeds and a temperature for a part of the requests; for those the server
-must run with `--acceptance coupled`. Prints one JSON line: tokens a second of the first `--seconds`, CPU time a token of
-the engine process, of the rest of the server and of this client over the whole run, time to the first event, outputs that
-differ, slots in use at the end, and the resident memory and /dev/shm of all server processes.
+New requests begin for `--seconds`; then the open ones run to their ends, every finished request is sent once more,
+alone, and must give the same text. `--sampled` draws seeds and a temperature for a part of the requests; for those the
+server must run with `--acceptance coupled`. Prints one JSON line: tokens a second of the first `--seconds`, CPU time a
+token of the engine process, of the rest of the server and of this client over the whole run, time to the first event,
+outputs that differ, slots in use at the end, and the resident memory and /dev/shm of all server processes.
 """
 
 from __future__ import annotations
