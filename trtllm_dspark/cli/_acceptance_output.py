@@ -102,7 +102,7 @@ def _every_token(engine: Engine, tokenizer: Tokenizer, prompts: list[Prompt], ar
     for request in make_requests(prompts, args, session):
         # Of the last drafts the text must be known too.
         room = engine.limits.max_seq_len - len(request.prompt_token_ids)
-        tokens = min(room, request.params.max_tokens + gamma + 1)
+        tokens = min(room, request.params.max_tokens + gamma)
         longer = replace(request, params=replace(request.params, max_tokens=tokens))
         listener.drafts.clear()
         text = list(request.prompt_token_ids)

@@ -158,6 +158,8 @@ def test_acceptance_output_is_what_the_engine_did(
     assert blocks.confidence.shape[1] == 7
     # The toy drafter is wrong after every fifth token and knows it: confidence tells acceptance.
     assert 0 < blocks.accepted.mean() < 7
+    # One block for every token that may follow, and one text.
+    assert (len(blocks), blocks.starts) == (60, (0,))
     cut = blocks.accepted < 7
     at_rejection = blocks.confidence[cut, blocks.accepted[cut]]
     assert at_rejection.max() < blocks.confidence[blocks.accepted > 0, 0].min()

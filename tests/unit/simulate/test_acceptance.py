@@ -86,6 +86,49 @@ def test_pool_leads_a_request_round_its_own_domain() -> None:
         assert COUNT <= index < 2 * COUNT
 
 
+def by_token(*accepted: int, starts: tuple[int, ...] = (0,)) -> Blocks:
+    return Blocks(np.full((len(accepted), 3), 0.5, np.float32), np.array(accepted, np.int64), starts)
+
+
+def test_blocks_of_every_token_are_met_as_far_apart_as_a_round_emits_tokens() -> None:
+    blocks = by_token(2, 1, 0, 3, 2, 1, 0, 0, starts=(0, 6))
+    # The first text: 2 accepted, on to the fourth block, 3 accepted, over its end; the second: none, none.
+    assert blocks.met.tolist() == [2, 3, 0, 0]
+    assert blocks.accepted_len == 1 + 5 / 4
+    assert blocks.conditional() == pytest.approx([2 / 4, 1.0, 1 / 2])
+
+
+def test_pool_goes_on_by_the_tokens_of_a_round_and_begins_with_a_text() -> None:
+    pool = BlockPool({"a": by_token(0, 3, 1), "b": by_token(1, 1, 0, 2, 1, starts=(0, 3))})
+    assert pool.by_token
+    generator = np.random.default_rng(0)
+    # Every domain is followed by its first blocks once more: those of "b" begin at 3 + 4.
+    assert {pool.place("b", generator) for _ in range(50)} == {7, 10}
+    assert {pool.place("a", generator) for _ in range(9)} == {0}
+    here, accepted = np.array([0, 1, 2, 7, 11]), np.array([0, 3, 1, 1, 3])
+    assert pool.after(here, accepted).tolist() == [1, 2, 1, 9, 10]
+    assert pool.accepted[pool.after(here, accepted)].tolist() == [3, 1, 3, 0, 2]
+    with pytest.raises(ConfigError, match="blocks of every token in some domains only"):
+        BlockPool({"a": by_token(0, 3, 1), "b": draw((0.1,) * 3)})
+
+
+@pytest.mark.parametrize("starts", [[], [1, 2], [0, 0], [0, 3], [0, "x"]])
+def test_starts_survive_the_file_and_bad_ones_are_refused(tmp_path: Path, starts: list[object]) -> None:
+    path = tmp_path / "a.json"
+    write_acceptance(path, from_recorded("n", "s", {"math": by_token(2, 0, 1, starts=(0, 2))}))
+    assert read_acceptance(path).blocks("math", seed=0).starts == (0, 2)
+    assert read_acceptance(path).cut(1).blocks("math", seed=0).met.tolist() == [1, 1]
+    raw = json.loads(path.read_text())
+    assert raw["schema_version"] == 2
+    raw["domains"]["math"]["starts"] = starts
+    path.write_text(json.dumps(raw))
+    with pytest.raises(UsageError, match="malformed"):
+        read_acceptance(path)
+    del raw["domains"]["math"]["starts"]
+    path.write_text(json.dumps(raw | {"schema_version": 1}))
+    assert read_acceptance(path).blocks("math", seed=0).starts is None
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_profiles_give_the_published_accepted_length(name: str) -> None:
     expected = {
