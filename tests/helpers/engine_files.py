@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from helpers.tiny_engine import small_drafter
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 from trtllm_dspark.engine_dir import BuildLimits, FileEntry, Manifest, ModelEntry, describe_file
 
@@ -31,19 +32,8 @@ def tiny_target_config() -> ModelConfig:
 
 def tiny_drafter_config() -> DrafterConfig:
     """Return a drafter of that target with blocks of four."""
-    return DrafterConfig(
-        backbone=tiny_target_config(),
-        block_size=4,
-        target_layer_ids=(0, 1),
-        num_target_layers=2,
-        target_hidden_size=16,
-        mask_token_id=3,
-        markov_head="vanilla",
-        markov_rank=4,
-        confidence=True,
-        confidence_with_markov=True,
-        draft_vocab_size=32,
-    )
+    target = tiny_target_config()
+    return small_drafter(target, backbone=target, block_size=4, target_layer_ids=(0, 1), markov_rank=4)
 
 
 def fill_engine_dir(path: Path, payload: bytes = b"weights") -> Manifest:

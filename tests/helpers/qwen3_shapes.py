@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 
-from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
+from helpers.tiny_engine import small_drafter
+from trtllm_dspark.checkpoint._drafter import drafter_shapes
+from trtllm_dspark.checkpoint._mapping import layer_shapes
+from trtllm_dspark.checkpoint.config import ModelConfig
 
 TARGET = ModelConfig(
     architecture="qwen3",
@@ -24,19 +26,7 @@ TARGET = ModelConfig(
     tie_word_embeddings=False,
     qk_norm=True,
 )
-DRAFTER = DrafterConfig(
-    backbone=replace(TARGET, num_layers=2),
-    block_size=7,
-    target_layer_ids=(0, 1),
-    num_target_layers=2,
-    target_hidden_size=4096,
-    mask_token_id=3,
-    markov_head="vanilla",
-    markov_rank=256,
-    confidence=True,
-    confidence_with_markov=True,
-    draft_vocab_size=8192,
-)
+DRAFTER = small_drafter(TARGET, block_size=7, target_layer_ids=(0, 1), markov_rank=256)
 
 
 class RandomArrays(Mapping[str, np.ndarray]):
@@ -60,38 +50,18 @@ class RandomArrays(Mapping[str, np.ndarray]):
         return len(self._shapes)
 
 
-def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    d, inner, width = config.hidden_size, config.intermediate_size, config.head_dim
-    query, kv = config.num_heads * width, config.num_kv_heads * width
-    shapes: dict[str, tuple[int, ...]] = {"norm.weight": (d,)}
-    for layer in range(config.num_layers):
-        for name, shape in (
-            ("attn_norm", (d,)),
-            ("mlp_norm", (d,)),
-            ("q", (query, d)),
-            ("k", (kv, d)),
-            ("v", (kv, d)),
-            ("o", (d, query)),
-            ("q_norm", (width,)),
-            ("k_norm", (width,)),
-            ("gate", (inner, d)),
-            ("up", (inner, d)),
-            ("down", (d, inner)),
-        ):
-            shapes[f"layers.{layer}.{name}.weight"] = shape
-    return shapes
-
-
 def target_arrays() -> RandomArrays:
     table = (TARGET.vocab_size, TARGET.hidden_size)
-    return RandomArrays(layer_shapes(TARGET) | {"embed.weight": table, "lm_head.weight": table})
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed.weight": table,
+        "lm_head.weight": table,
+        "norm.weight": (TARGET.hidden_size,),
+    }
+    for layer in range(TARGET.num_layers):
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in layer_shapes(TARGET).items()}
+    return RandomArrays(shapes)
 
 
 def drafter_arrays() -> RandomArrays:
     """Return a drafter that shares the target's embedding and head."""
-    size = DRAFTER.backbone.hidden_size
-    own: dict[str, tuple[int, ...]] = {"fc.weight": (size, DRAFTER.feature_size), "hidden_norm.weight": (size,)}
-    factor = (TARGET.vocab_size, DRAFTER.markov_rank)
-    own |= {"markov.w1.weight": factor, "markov.w2.weight": factor}
-    own |= {"confidence.weight": (size + DRAFTER.markov_rank,), "confidence.bias": (1,)}
-    return RandomArrays(layer_shapes(DRAFTER.backbone) | own)
+    return RandomArrays(drafter_shapes(DRAFTER, TARGET))

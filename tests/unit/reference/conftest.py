@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers.random_model import TINY, random_arrays
+from helpers.tiny_engine import small_drafter
 
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
 
@@ -28,19 +29,7 @@ def llama() -> ModelConfig:
 
 @pytest.fixture
 def drafter(qwen3: ModelConfig) -> DrafterConfig:
-    return DrafterConfig(
-        backbone=replace(qwen3, num_layers=2),
-        block_size=4,
-        target_layer_ids=(0, 1),
-        num_target_layers=3,
-        target_hidden_size=12,
-        mask_token_id=5,
-        markov_head="vanilla",
-        markov_rank=4,
-        confidence=True,
-        confidence_with_markov=True,
-        draft_vocab_size=23,
-    )
+    return small_drafter(qwen3, block_size=4, target_layer_ids=(0, 1), mask_token_id=5, markov_rank=4)
 
 
 @pytest.fixture
