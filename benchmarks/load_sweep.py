@@ -3,7 +3,10 @@
     python benchmarks/load_sweep.py --engine_dir E --prompts_file F.jsonl --output_dir D [--minutes 22]
 
 Every policy runs the same prompts of a domain at the same concurrency right after the others, in another order each
-time; that is one repeat of a cell, and what is compared is the ratio to `off` within it. Each takes other prompts.
+time; that is one repeat of a cell, and what is compared is the ratio to `off` within it. Each takes other prompts, of
+half to one and a half of --max_tokens, the same for every policy. The rate is that of the time in which so many
+requests did run at once: when the first of the last ones ends there is nothing to put in its place, and how long the
+others take alone says nothing about this concurrency.
 Sessions live through the whole sweep, as a server's would. Runs are appended to D/runs.jsonl: started again with the
 same arguments the sweep goes on where it stopped. `--report_only` prints what the runs so far say.
 
@@ -37,7 +40,7 @@ POLICIES = f"off,{FIXED},threshold:0.1,threshold:0.3,threshold:0.5,early_stop,st
 UNCALIBRATED = "threshold:0.3,adaptive"
 CONCURRENCY = "1,2,4,8"
 MIN_PROMPTS = 4
-"""Prompts of one run at least; otherwise as many as run at once."""
+"""Prompts of one run at least; otherwise twice as many as run at once."""
 
 logger = logging.getLogger("load_sweep")
 
@@ -106,7 +109,7 @@ def measure(args: argparse.Namespace, runs_file: Path) -> None:
                 if time.monotonic() > deadline:
                     logger.warning("the time is over in repeat %d; start again to go on", repeat + 1)
                     return
-                size = max(MIN_PROMPTS, concurrency)
+                size = num_prompts(concurrency)
                 chosen = [prompts[(repeat * size + index) % len(prompts)] for index in range(size)]
                 lines = []
                 for index in range(len(policies)):
@@ -146,20 +149,38 @@ def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     return encode_prompt(prompt, tokenizer, raw=False)
 
 
+def num_prompts(concurrency: int) -> int:
+    """Return the prompts of one run."""
+    return max(MIN_PROMPTS, 2 * concurrency)
+
+
+def output_tokens(index: int, max_tokens: int) -> int:
+    """Return the tokens of a run's request: requests that join together must not end together."""
+    return max_tokens * (2 + 3 * index % 5) // 4
+
+
 def run_once(policy: Policy, prompts: list[list[int]], concurrency: int, max_tokens: int) -> dict[str, Any]:
     """Run the prompts once and return what a report needs of it."""
     session = policy.session
     stats = session.stats
     before = (stats.rounds, stats.round_s, stats.engine_s, dict(stats.plans))
-    # Every request is as long: a policy must not win by ending early.
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    requests = [Request(str(index), prompt, params) for index, prompt in enumerate(prompts)]
+    # Lengths are given: a policy must not win by ending early.
+    requests = [
+        Request(str(index), prompt, SamplingParams(max_tokens=output_tokens(index, max_tokens), ignore_eos=True))
+        for index, prompt in enumerate(prompts)
+    ]
+    outputs, tokens, busy = [], 0, None
     started = time.perf_counter()
-    outputs = [o for o in run_closed_loop(session, requests, batch_size=concurrency) if o.finished]
-    seconds = time.perf_counter() - started
-    for output in outputs:
+    for output in run_closed_loop(session, requests, batch_size=concurrency):
+        tokens += len(output.new_token_ids)
         if output.error is not None:
             raise SystemExit(f"{policy.name}: {output.error}")
+        if output.finished:
+            outputs.append(output)
+            if len(outputs) == len(requests) - concurrency + 1:
+                busy = (tokens, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    assert busy is not None
     acceptance = [output.stats.acceptance for output in outputs]
     rounds = stats.rounds - before[0]
     plans = {name: count - before[3].get(name, 0) for name, count in stats.plans.items()}
@@ -167,8 +188,10 @@ def run_once(policy: Policy, prompts: list[list[int]], concurrency: int, max_tok
     return {
         "speculation": policy.name,
         "calibrated": policy.calibrated,
-        "seconds": seconds,
-        "tokens": sum(output.stats.num_output_tokens for output in outputs),
+        "tokens": busy[0],
+        "seconds": busy[1],
+        "whole_tokens": tokens,
+        "whole_seconds": seconds,
         "rounds": rounds,
         "round_ms": (stats.round_s - before[1]) / rounds * 1e3,
         "engine_ms": (stats.engine_s - before[2]) / rounds * 1e3,

@@ -16,6 +16,7 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 MIN_REPEATS = 3
 """An interval over fewer says nothing."""
+SUMMED = ("seconds", "tokens", "whole_seconds", "whole_tokens", "verify_rounds", "emitted")
 Run = dict[str, Any]
 Group = tuple[int, str, int]
 
@@ -132,6 +133,7 @@ def _cell(name: str, level: int, runs: Sequence[Run], base: dict[Group, Run]) ->
         for reason, count in run["plans"].items():
             plans[reason] = plans.get(reason, 0) + count
     low, high = _interval(rates)
+    whole = np.array([run["whole_tokens"] / run["whole_seconds"] for run in runs])
     return {
         "speculation": name,
         "concurrency": level,
@@ -140,6 +142,8 @@ def _cell(name: str, level: int, runs: Sequence[Run], base: dict[Group, Run]) ->
         "low": low,
         "high": high,
         "interval": [low, high],
+        "whole_tokens_per_s": float(np.median(whole)),
+        "whole_interval": list(_interval(whole)),
         "ratio_to_off": float(np.median(ratios)),
         "ratio_interval": list(_interval(ratios)),
         "accepted_len": sum(run["emitted"] for run in runs) / rounds if rounds else None,
@@ -231,7 +235,10 @@ def _pooled(by_domain: list[list[Run]]) -> list[Run]:
             {
                 **parts[0],
                 "domain": "all",
-                **{key: sum(p[key] for p in parts) for key in ("seconds", "tokens", "verify_rounds", "emitted")},
+                **{
+                    key: sum(p[key] for p in parts)
+                    for key in ("seconds", "tokens", "whole_seconds", "whole_tokens", "verify_rounds", "emitted")
+                },
                 **{
                     key: np.sum([part[key] for part in parts], axis=0).tolist()
                     for key in ("verified_per_position", "accepted_per_position")

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from load_sweep import num_prompts, output_tokens
 from simulation_costs import session_costs
 
 from trtllm_dspark.cli._acceptance_output import DEFAULT_DOMAIN, record_acceptance
@@ -39,8 +40,6 @@ from trtllm_dspark.simulate.server_file import Overrides, load_server
 from trtllm_dspark.simulate.traffic import Arrival, Process, Traffic
 
 POLICIES = "off,fixed:3,fixed:7,threshold:0.3,adaptive"
-MIN_PROMPTS = 4
-"""Prompts of one run of load_sweep.py at least."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ def simulate(
     return cells
 
 
-def sweep_loads(runs: Sequence[Mapping[str, Any]], prompts: Sequence[Arrival]) -> list[Load]:
+def sweep_loads(runs: Sequence[Mapping[str, Any]], prompts: Sequence[Arrival], max_tokens: int) -> list[Load]:
     """Return the runs of load_sweep.py as loads: the prompts of each group, in the order in which it took them."""
     by_domain: dict[str, list[Arrival]] = {}
     for arrival in prompts:
@@ -162,22 +161,25 @@ def sweep_loads(runs: Sequence[Mapping[str, Any]], prompts: Sequence[Arrival]) -
             raise SystemExit(
                 f"the sweep has prompts of '{domain}' and --prompts_file has none; give the sweep's own file"
             )
-        mine, size = by_domain[domain], max(MIN_PROMPTS, users)
-        chosen = tuple(mine[(repeat * size + index) % len(mine)] for index in range(size))
+        mine, size = by_domain[domain], num_prompts(users)
+        chosen = tuple(
+            replace(mine[(repeat * size + index) % len(mine)], output_tokens=output_tokens(index, max_tokens))
+            for index in range(size)
+        )
         loads.append(Load(repeat, users, chosen, domain))
     return loads
 
 
 def read_sweep(raw: Mapping[str, Any]) -> list[Cell]:
-    """Return the cells of load_sweep.py: `cells` with speculation, concurrency, tokens_per_s and its interval."""
+    """Return the cells of load_sweep.py, by the rates of whole runs, last requests and all."""
     cells = []
     for entry in raw["cells"]:
-        low, high = entry.get("interval") or (entry["low"], entry["high"])
+        low, high = entry["whole_interval"]
         cells.append(
             Cell(
                 entry["speculation"],
                 entry["concurrency"],
-                entry["tokens_per_s"],
+                entry["whole_tokens_per_s"],
                 low,
                 high,
                 entry.get("accepted_len"),
@@ -251,7 +253,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     sweep = None
     if args.sweep:
         sweep = json.loads(args.sweep.read_text(encoding="utf-8"))
-        args.max_tokens, args.max_prompts = int(sweep["facts"]["max_tokens"]), 10**6
+        mean_tokens = int(sweep["facts"]["max_tokens"])
+        args.max_tokens, args.max_prompts = max(output_tokens(index, mean_tokens) for index in range(5)), 10**6
     if not args.keep_profile:
         flags = ["--engine_dir", str(args.engine_dir), "--num_threads", str(args.num_threads), "--log_level", "error"]
         if command(["profile", *flags]):
@@ -280,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for request, prompt in zip(requests, prompts, strict=True)
     ]
     if sweep is not None:
-        loads = sweep_loads(sweep["runs"], arrivals)
+        loads = sweep_loads(sweep["runs"], arrivals, int(sweep["facts"]["max_tokens"]))
     else:
         loads = [Load(repeat, count, tuple(arrivals)) for repeat in range(args.repeats) for count in users]
     server = load_server(str(args.engine_dir), Overrides())

@@ -73,9 +73,15 @@ def test_measured_by_the_sweep(comparison: ModuleType, engine_dir: Path, prompts
     """By the table a plain round takes 1050 us; beside it stand a prompt's pass and what the session itself takes."""
     sweep, output = tmp_path / "sweep.json", tmp_path / "o.json"
     cells = [
-        {"speculation": "off", "concurrency": 1, "tokens_per_s": 900.0, "interval": [890.0, 910.0], "accepted_len": 1},
-        {"speculation": "fixed:3", "concurrency": 1, "tokens_per_s": 500.0, "interval": [490.0, 510.0]},
-        {"speculation": "fixed:5", "concurrency": 1, "tokens_per_s": 1.0, "interval": [1.0, 1.0]},
+        {
+            "speculation": "off",
+            "concurrency": 1,
+            "whole_tokens_per_s": 900.0,
+            "whole_interval": [890.0, 910.0],
+            "accepted_len": 1,
+        },
+        {"speculation": "fixed:3", "concurrency": 1, "whole_tokens_per_s": 500.0, "whole_interval": [490.0, 510.0]},
+        {"speculation": "fixed:5", "concurrency": 1, "whole_tokens_per_s": 1.0, "whole_interval": [1.0, 1.0]},
     ]
     runs = [{"repeat": repeat, "domain": domain, "concurrency": 1} for repeat in (0, 1) for domain in ("math", "chat")]
     sweep.write_text(json.dumps({"cells": cells, "runs": runs, "facts": {"max_tokens": 40}}))
@@ -103,7 +109,8 @@ def test_loads_are_the_runs_of_the_sweep(comparison: ModuleType) -> None:
         for repeat, domain, users in order
         for policy in ("off", "adaptive")
     ]
-    loads = comparison.sweep_loads(runs, arrivals)
+    loads = comparison.sweep_loads(runs, arrivals, 40)
     assert [(load.repeat, load.domain, load.users) for load in loads] == order
     taken = [[int(arrival.domain.partition("/")[2]) for arrival in load.arrivals] for load in loads]
-    assert taken == [[0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 0, 1], [0, 1, 2, 3], [4, 5, 0, 1]]
+    assert taken == [[0, 1, 2, 3], [*range(6), *range(6), 0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 0, 1]]
+    assert [arrival.output_tokens for arrival in loads[0].arrivals] == [20, 50, 30, 60]
