@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import pytest
 
 
 @contextmanager
@@ -20,17 +15,3 @@ def locked(path: Path) -> Iterator[None]:
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def made_once(factory: pytest.TempPathFactory, name: str, write: Callable[[Path], object]) -> Path:
-    """Return a folder of this run that the first worker to ask fills by `write`; nobody changes it later."""
-    base = factory.getbasetemp()
-    # Each worker's base is a folder in the run's.
-    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared" / name
-    with locked(path):
-        if not path.exists():
-            unfinished = path.with_name(f"{name}.{os.getpid()}")
-            unfinished.mkdir()
-            write(unfinished)
-            unfinished.rename(path)
-    return path
