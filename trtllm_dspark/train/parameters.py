@@ -73,7 +73,7 @@ def _layer(config: DrafterConfig, arrays: Arrays, source: int, layer: int) -> di
 def _autoregressive_from_target(
     config: DrafterConfig, target: ModelConfig, arrays: Arrays, seed: int
 ) -> dict[str, Tensor]:
-    """Initialise a one-layer head: the target's last layer over its latest feature, the token's half near zero."""
+    """Initialise a one-layer head with the target's last layer; what joins token and feature is new."""
     rng, size = np.random.default_rng([seed, 7]), config.backbone.hidden_size
     values = _layer(config, arrays, target.num_layers - 1, 0)
     for name in ("embed_norm.weight", "hidden_norm.weight"):
@@ -88,8 +88,8 @@ def _autoregressive_from_target(
         values["fc.weight"] = _draw(rng, size, config.feature_size, scale=0.002)
         values["fc.weight"][:, -size:] += np.eye(size, dtype=np.float32)
     else:
-        values["eh_proj.weight"] = _draw(rng, size, 2 * size, scale=0.002)
-        values["eh_proj.weight"][:, -size:] += np.eye(size, dtype=np.float32)
+        # Passing the feature through would begin with the target's certainty about the token before.
+        values["eh_proj.weight"] = _draw(rng, size, 2 * size)
     assert {name: value.shape for name, value in values.items()} == autoregressive_shapes(config)
     return {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
 
