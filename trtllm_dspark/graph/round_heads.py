@@ -80,7 +80,10 @@ class DraftHeads:
         self._append("DsparkMarkovDraft", inputs, fields)
 
     def append_schedule(self, max_num_tokens: int) -> None:
-        """Append DsparkConfidenceSchedule: caps [R], thresholds [R], limits, terms, costs, calibration -> rows of the verify pass."""
+        """Append DsparkConfidenceSchedule.
+
+        Of caps [R], thresholds [R], limits, terms, costs and calibration it makes the rows of the verify pass.
+        """
         net, config = self.net, self.config
         inputs = {name: name for name in ("anchors", "positions", "draft_tokens")}
         # A block whose draft failed has no tokens to verify, whatever the schedule would admit.

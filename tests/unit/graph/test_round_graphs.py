@@ -163,16 +163,20 @@ def single_pass(tokens: np.ndarray, slot: int = 1) -> dict[str, np.ndarray]:
 def draft_inputs(rounds: PluginRounds, slots: list[int], anchors: list[int], positions: list[int]) -> Any:
     made = [RoundRequest(np.zeros(1, np.int64), 9, slot) for slot in slots]
     own = {"thresholds": np.full(len(slots), rounds.terms[0])} if rounds.has_thresholds else {}
-    return PluginRounds.sampling(made) | own | {
-        "anchors": np.array(anchors, np.int32),
-        "positions": np.array(positions, np.int32),
-        "caps": np.full(len(slots), rounds.gamma, np.int32),
-        "limits": rounds.limits,
-        "terms": rounds.terms,
-        "step_time_us": np.ones(rounds.table_len, np.float32),
-        "inv_temperature": np.ones(rounds.gamma, np.float32),
-        "position_bias": np.zeros(rounds.gamma, np.float32),
-    }
+    return (
+        PluginRounds.sampling(made)
+        | own
+        | {
+            "anchors": np.array(anchors, np.int32),
+            "positions": np.array(positions, np.int32),
+            "caps": np.full(len(slots), rounds.gamma, np.int32),
+            "limits": rounds.limits,
+            "terms": rounds.terms,
+            "step_time_us": np.ones(rounds.table_len, np.float32),
+            "inv_temperature": np.ones(rounds.gamma, np.float32),
+            "position_bias": np.zeros(rounds.gamma, np.float32),
+        }
+    )
 
 
 def test_failed_draft_is_not_verified_in_any_schedule(tmp_path: Path) -> None:
