@@ -1,13 +1,15 @@
 """What Triton and the engine process cost: the same requests in process and through `generate_stream`, interleaved.
 
 Usage: bench_serving.py --engine_dir E --prompts_file F.jsonl [--batch_size 8] [--max_tokens 64] [--rounds 5]
-       [--speculation fixed]
+       [--waves 3] [--speculation fixed]
 
-Every round runs both paths once, first one, then the other, with the same prompts and exactly `max_tokens` tokens each
-(end tokens are ignored); which path goes first alternates. Prints one JSON line: median tokens a second of both, the
-median of the rounds' ratios with an interval that assumes no distribution (order statistics; the confidence it has is
-printed), and CPU time a token: in process, and served for the engine process, for the rest of the server and for the
-client, which another load of the machine disturbs less than rates.
+Every round runs both paths once, first one, then the other, with the same prompts and exactly `max_tokens` tokens
+each (end tokens are ignored); which path goes first alternates. A run is `waves` times as many requests as run at
+once; the server gets all of them at once and queues what waits, so both paths always have a next request for a free
+slot. Prints one JSON line: median tokens a second of both, the median of the rounds' ratios with an interval that
+assumes no distribution (order statistics; the confidence it has is printed), and CPU time a token: in process, and
+served for the engine process, for the rest of the server and for the client, which another load of the machine
+disturbs less than rates.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from pathlib import Path
 import load_serving
 
 from trtllm_dspark.runtime import Request, SamplingParams, Session
+from trtllm_dspark.runtime.closed_loop import run_closed_loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +41,22 @@ class Run:
     cpu_s: dict[str, float]
 
 
-def in_process(session: Session, prompts: list[str], max_tokens: int) -> Run:
-    """Run one batch in this process."""
+def in_process(session: Session, prompts: list[str], batch_size: int, max_tokens: int) -> Run:
+    """Run the requests in this process, so many at once."""
     tokenizer = session.tokenizer
     if tokenizer is None:
         raise SystemExit("the engine has no tokenizer")
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     started, spent, tokens = time.monotonic(), time.process_time(), 0
-    for index, prompt in enumerate(prompts):
-        session.add(Request(str(index), tokenizer.encode(prompt), params))
-    while session.has_unfinished():
-        tokens += sum(len(output.new_token_ids) for output in session.step())
+    requests = (Request(str(index), tokenizer.encode(prompt), params) for index, prompt in enumerate(prompts))
+    for output in run_closed_loop(session, requests, batch_size=batch_size):
+        tokens += len(output.new_token_ids)
     check_count(tokens, prompts, max_tokens)
     return Run(tokens / (time.monotonic() - started), {"in_process": (time.process_time() - spent) / tokens})
 
 
 def through_triton(port: int, launcher_pid: int, prompts: list[str], max_tokens: int) -> Run:
-    """Run one batch over HTTP, one stream a request."""
+    """Run the requests over HTTP, one stream each."""
     load = load_serving.Load()
     jobs = [load_serving.Job(prompt, max_tokens, "ensemble", None, ignore_eos=True) for prompt in prompts]
 
@@ -98,13 +100,15 @@ def main() -> int:
     parser.add_argument("--engine_dir", type=Path, required=True)
     parser.add_argument("--prompts_file", type=Path, required=True)
     parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--max_tokens", type=int, default=64)
+    parser.add_argument("--waves", type=int, default=3)
+    parser.add_argument("--max_tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--speculation", default="fixed")
     parser.add_argument("--num_threads", type=int, default=2)
     args = parser.parse_args()
     lines = args.prompts_file.read_text().splitlines()
-    prompts = [json.loads(line)["prompt"] for line in lines[: args.batch_size]]
+    texts = [json.loads(line)["prompt"] for line in lines]
+    prompts = [texts[index % len(texts)] for index in range(args.waves * args.batch_size)]
     ports = [free_port() for _ in range(3)]
     command = [sys.executable, "-m", "trtllm_dspark.cli.main", "serve", f"--engine_dir={args.engine_dir}"]
     command += [f"--{name}_port={port}" for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
@@ -114,7 +118,7 @@ def main() -> int:
         if server.stdout is None or not server.stdout.readline().startswith("ready"):
             raise SystemExit("the server did not start")
         session = Session.open(args.engine_dir, num_threads=args.num_threads, speculation=args.speculation)
-        alone = functools.partial(in_process, session, prompts)
+        alone = functools.partial(in_process, session, prompts, args.batch_size)
         served = functools.partial(through_triton, ports[0], server.pid, prompts)
         alone(args.max_tokens)
         served(args.max_tokens)
@@ -144,7 +148,8 @@ def main() -> int:
                     name: round(1e3 * statistics.median(part[name] for part in parts), 3) for name in parts[0]
                 },
                 "rounds": len(pairs),
-                "batch_size": len(prompts),
+                "batch_size": args.batch_size,
+                "requests": len(prompts),
                 "speculation": args.speculation,
             }
         )

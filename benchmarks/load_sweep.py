@@ -4,9 +4,11 @@
 
 Every policy runs the same prompts of a domain at the same concurrency right after the others, in another order each
 time; that is one repeat of a cell, and what is compared is the ratio to `off` within it. Each takes other prompts, of
-half to one and a half of --max_tokens, the same for every policy. The rate is that of the time in which so many
-requests did run at once: when the first of the last ones ends there is nothing to put in its place, and how long the
-others take alone says nothing about this concurrency.
+half to one and a half of --max_tokens, the same for every policy. The rate is that of the first tokens, as many as all
+requests but the last ones ask for: up to there a free slot finds a next request, and the work is the same for all. How
+long the last ones take alone says nothing about this concurrency. Next to the clock stands processor time, from which
+others on the machine take less.
+
 Sessions live through the whole sweep, as a server's would. Runs are appended to D/runs.jsonl: started again with the
 same arguments the sweep goes on where it stopped. `--report_only` prints what the runs so far say.
 
@@ -40,7 +42,7 @@ POLICIES = f"off,{FIXED},threshold:0.1,threshold:0.3,threshold:0.5,early_stop,st
 UNCALIBRATED = "threshold:0.3,adaptive"
 CONCURRENCY = "1,2,4,8"
 MIN_PROMPTS = 4
-"""Prompts of one run at least; otherwise twice as many as run at once."""
+"""Prompts of one run at least; otherwise three times as many as run at once."""
 
 logger = logging.getLogger("load_sweep")
 
@@ -151,7 +153,7 @@ def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
 
 def num_prompts(concurrency: int) -> int:
     """Return the prompts of one run."""
-    return max(MIN_PROMPTS, 2 * concurrency)
+    return max(MIN_PROMPTS, 3 * concurrency)
 
 
 def output_tokens(index: int, max_tokens: int) -> int:
@@ -169,18 +171,21 @@ def run_once(policy: Policy, prompts: list[list[int]], concurrency: int, max_tok
         Request(str(index), prompt, SamplingParams(max_tokens=output_tokens(index, max_tokens), ignore_eos=True))
         for index, prompt in enumerate(prompts)
     ]
-    outputs, tokens, busy = [], 0, None
-    started = time.perf_counter()
+    last_round = stats.rounds
+    counted = sum(output_tokens(index, max_tokens) for index in range(len(prompts) - concurrency + 1))
+    outputs, busy = [], (0, 0.0, 0.0)
+    started, spent = time.perf_counter(), time.process_time()
     for output in run_closed_loop(session, requests, batch_size=concurrency):
-        tokens += len(output.new_token_ids)
         if output.error is not None:
             raise SystemExit(f"{policy.name}: {output.error}")
+        if busy[0] < counted or stats.rounds == last_round:
+            # To the end of the round that reaches the count.
+            last_round = stats.rounds
+            tokens = busy[0] + len(output.new_token_ids)
+            busy = (tokens, time.perf_counter() - started, time.process_time() - spent)
         if output.finished:
             outputs.append(output)
-            if len(outputs) == len(requests) - concurrency + 1:
-                busy = (tokens, time.perf_counter() - started)
     seconds = time.perf_counter() - started
-    assert busy is not None
     acceptance = [output.stats.acceptance for output in outputs]
     rounds = stats.rounds - before[0]
     plans = {name: count - before[3].get(name, 0) for name, count in stats.plans.items()}
@@ -190,7 +195,8 @@ def run_once(policy: Policy, prompts: list[list[int]], concurrency: int, max_tok
         "calibrated": policy.calibrated,
         "tokens": busy[0],
         "seconds": busy[1],
-        "whole_tokens": tokens,
+        "cpu_seconds": busy[2],
+        "whole_tokens": sum(output.stats.num_output_tokens for output in outputs),
         "whole_seconds": seconds,
         "rounds": rounds,
         "round_ms": (stats.round_s - before[1]) / rounds * 1e3,

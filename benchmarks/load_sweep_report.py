@@ -16,7 +16,7 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 MIN_REPEATS = 3
 """An interval over fewer says nothing."""
-SUMMED = ("seconds", "tokens", "whole_seconds", "whole_tokens", "verify_rounds", "emitted")
+SUMMED = ("seconds", "cpu_seconds", "tokens", "whole_seconds", "whole_tokens", "verify_rounds", "emitted")
 Run = dict[str, Any]
 Group = tuple[int, str, int]
 
@@ -72,7 +72,8 @@ def tables(content: dict[str, Any]) -> str:
     lines = [
         f"{facts['device']}, {facts['num_threads']} threads, {facts['max_tokens']} tokens a request, greedy, "
         f"{facts['prompts_file']}, {facts['date']}.",
-        f"Rates over `off` of the same repeat: median and {CONFIDENCE:.0%} bootstrap interval over the repeats.",
+        f"Rates over `off` of the same repeat: median and {CONFIDENCE:.0%} bootstrap interval over the repeats, "
+        "the same by processor time, and the accepted length.",
         "",
     ]
     levels = sorted({cell["concurrency"] for cell in content["domain_cells"]})
@@ -146,6 +147,7 @@ def _cell(name: str, level: int, runs: Sequence[Run], base: dict[Group, Run]) ->
         "whole_interval": list(_interval(whole)),
         "ratio_to_off": float(np.median(ratios)),
         "ratio_interval": list(_interval(ratios)),
+        "cpu_ratio_to_off": float(np.median([_cpu_rate(run) / _cpu_rate(base[_group(run)]) for run in runs])),
         "accepted_len": sum(run["emitted"] for run in runs) / rounds if rounds else None,
         "verify_len": float(verified.sum()) / rounds if rounds else 0.0,
         "acceptance_per_position": [float(a / v) if v else None for a, v in zip(accepted, verified, strict=True)],
@@ -264,6 +266,10 @@ def _rate(run: Run) -> float:
     return float(run["tokens"] / run["seconds"])
 
 
+def _cpu_rate(run: Run) -> float:
+    return float(run["tokens"] / run["cpu_seconds"])
+
+
 def _entry(cell: dict[str, Any] | None) -> str:
     if cell is None:
         return "not measured"
@@ -277,4 +283,4 @@ def _ratio(cell: dict[str, Any] | None) -> str:
     if cell is None:
         return "not measured"
     low, high = cell["ratio_interval"]
-    return f"{cell['ratio_to_off']:.2f} [{low:.2f}, {high:.2f}]"
+    return f"{cell['ratio_to_off']:.2f} [{low:.2f}, {high:.2f}], {cell['cpu_ratio_to_off']:.2f}"

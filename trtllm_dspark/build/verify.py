@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from trtllm_dspark.build._choices import WeightDtype
 from trtllm_dspark.build.plan import BuildPlan
 from trtllm_dspark.build.report import VerifyErrors
+from trtllm_dspark.checkpoint.config import DrafterConfig
 from trtllm_dspark.engine import load_engine
 from trtllm_dspark.engine.base import (
     AutoregressiveEngine,
@@ -65,7 +67,9 @@ def _compare(engine: Engine, plan: BuildPlan) -> VerifyErrors:
         return VerifyErrors(logits)
     features = _check("target features", got.features, expected.features, plan.weight_dtype)
     if drafter.autoregressive:
-        return VerifyErrors(logits, features, _compare_steps(engine, plan, tokens, expected.features))
+        return VerifyErrors(
+            logits, features, _compare_steps(engine, plan, drafter, plan.drafter.arrays, tokens, expected.features)
+        )
     arrays = plan.drafter.arrays
     context = drafter_context(drafter, arrays, expected.features, dtype=np.float32)
     block = drafter_block(
@@ -86,15 +90,20 @@ def _compare(engine: Engine, plan: BuildPlan) -> VerifyErrors:
     return VerifyErrors(logits, features, base)
 
 
-def _compare_steps(engine: Engine, plan: BuildPlan, tokens: IntArray, features: FloatArray) -> float:
+def _compare_steps(
+    engine: Engine,
+    plan: BuildPlan,
+    drafter: DrafterConfig,
+    arrays: Mapping[str, FloatArray],
+    tokens: IntArray,
+    features: FloatArray,
+) -> float:
     """Unroll an autoregressive drafter along `tokens`, over and over where they are too few."""
-    assert plan.drafter is not None
-    assert plan.drafter_config is not None
     count, num_steps = len(features), plan.limits.max_draft_len
     following = np.resize(np.roll(tokens, -1), count - 1 + num_steps)
     expected = autoregressive_drafts(
-        plan.drafter_config,
-        plan.drafter.arrays,
+        drafter,
+        arrays,
         features,
         following.tolist(),
         target_arrays=plan.target.arrays,

@@ -188,7 +188,7 @@ class Replica:
         if count:
             self._rounds += 1
             if self._speculator is not None:
-                decision, whole = self._decide(limits, plan.draft_budget, int(depth))
+                decision, whole = self._decide(self._speculator, limits, plan.draft_budget, int(depth))
                 num_drafted = decision.num_drafted
             if decision is not None and num_drafted:
                 drafts = int(_sum(decision.verify_len))
@@ -247,10 +247,11 @@ class Replica:
             self._keys = [request.record.index for request in self._decoding]
         return ended
 
-    def _decide(self, limits: LoadLimits, draft_budget: int, depth: int) -> tuple[Decision, bool]:
+    def _decide(
+        self, speculator: Speculator, limits: LoadLimits, draft_budget: int, depth: int
+    ) -> tuple[Decision, bool]:
         """Let the controller decide; return that, and whether every request verifies all it may."""
-        speculator, count = self._speculator, len(self._decoding)
-        assert speculator is not None
+        count = len(self._decoding)
         state = self._state[:, :count]
         most = np.minimum(state[_LEFT], speculator.draft_len)
         budget = draft_budget if limits.verify_budget is None else min(draft_budget, limits.verify_budget)

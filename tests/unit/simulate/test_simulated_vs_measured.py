@@ -112,5 +112,5 @@ def test_loads_are_the_runs_of_the_sweep(comparison: ModuleType) -> None:
     loads = comparison.sweep_loads(runs, arrivals, 40)
     assert [(load.repeat, load.domain, load.users) for load in loads] == order
     taken = [[int(arrival.domain.partition("/")[2]) for arrival in load.arrivals] for load in loads]
-    assert taken == [[0, 1, 2, 3], [*range(6), *range(6), 0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 0, 1]]
+    assert taken == [[0, 1, 2, 3], [*range(6)] * 4, [0, 1, 2, 3], [4, 5, 0, 1]]
     assert [arrival.output_tokens for arrival in loads[0].arrivals] == [20, 50, 30, 60]

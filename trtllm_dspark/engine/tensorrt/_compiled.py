@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trtllm_dspark.engine.rounds import DecodeRows, RoundBatch, RowSampling
+from trtllm_dspark.engine.rounds import DecodeRows, DeviceSchedule, RoundBatch, RowSampling
 from trtllm_dspark.engine.tensorrt._arrays import ACCEPTANCES, SCHEDULE_MODES
 from trtllm_dspark.errors import ConfigError, DeviceError, EngineError
 
@@ -85,7 +85,7 @@ class CompiledRound:
                 self._check_sampling(rows.sampling)
         if batch.decode is None or batch.decode.schedule is None:
             return batch
-        return replace(batch, decode=self._play(batch.decode))
+        return replace(batch, decode=self._play(batch.decode, batch.decode.schedule))
 
     def _check_sampling(self, sampling: RowSampling) -> None:
         if sampling.ban_until.any():
@@ -93,9 +93,7 @@ class CompiledRound:
         if self.greedy_only and sampling.temperature.any():
             raise DeviceError("the plans accept by greedy, which samples nothing")
 
-    def _play(self, decode: DecodeRows) -> DecodeRows:
-        schedule = decode.schedule
-        assert schedule is not None
+    def _play(self, decode: DecodeRows, schedule: DeviceSchedule) -> DecodeRows:
         if schedule.mode == self.schedule:
             return decode
         if schedule.mode != "fixed":
