@@ -97,7 +97,9 @@ class VirtualLoop:
             [_prefix(row[:n] < stream.chance) for row, n, stream in zip(outcomes, lengths, streams, strict=True)]
         )
         drafted = plan.caps > 0
-        draft_us = self.table.draft_time_us(int(drafted.sum()), depth=128) if plan.drafts else None
+        # A pass runs over all rows from the first to the last that drafts.
+        span = np.flatnonzero(drafted)[[0, -1]] if plan.drafts else np.zeros(2, np.int64)
+        draft_us = self.table.draft_time_us(int(span[1] - span[0]) + 1, depth=128) if plan.drafts else None
         verify_us = self.cost(len(streams), len(streams) + int(lengths.sum()))
         verify_us *= float(np.exp(self.noise * self.rng.normal()))
         times = (None, None, verify_us + (draft_us or 0.0)) if self.whole else (draft_us, verify_us, None)

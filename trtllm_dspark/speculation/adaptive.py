@@ -9,8 +9,8 @@ import numpy as np
 
 from trtllm_dspark import _core
 from trtllm_dspark.engine.base import FloatArray, IntArray
-from trtllm_dspark.speculation.bypass import Bypass
-from trtllm_dspark.speculation.controller_gain import THRESHOLDS, BlockStatistics
+from trtllm_dspark.speculation.bypass import LEAVE_GAIN, Bypass
+from trtllm_dspark.speculation.controller_gain import THRESHOLDS, BlockStatistics, Reals
 from trtllm_dspark.speculation.drift import RoundCosts
 
 EVALUATE_EVERY = 4
@@ -50,6 +50,9 @@ class AdaptivePolicy:
         # By request: its threshold, and the survivors and drafts to verify that are expected of its next block.
         self._expected: dict[Hashable, tuple[float, float, float]] = {}
         self._gains: list[float] = []
+        # By row of the batch: tokens that drafts are expected to add, and microseconds that verifying them takes.
+        self._worth: tuple[Reals, Reals] = np.zeros(0), np.zeros(0)
+        self._held_back = False
         self._batch: tuple[Hashable, ...] = ()
         self._age = self._round = 0
         self._measure_after = FIRST_MEASURE
@@ -62,7 +65,7 @@ class AdaptivePolicy:
     @property
     def bypassed(self) -> bool:
         """Whether rounds decode plainly."""
-        return self._bypass.active
+        return self._bypass.active or self._held_back
 
     @property
     def accepted_ratio(self) -> float:
@@ -93,7 +96,8 @@ class AdaptivePolicy:
         probed = self._probed(resting) if due else None
         if probed is None:
             self._probing = None
-        if len(resting) == len(able):
+        drafting = [row for row in able if not self._bypass.rests(batch[row])]
+        if not drafting or not self._pays(drafting, depth):
             if probed is None:
                 return "bypass", caps
             one = np.zeros_like(caps)
@@ -154,7 +158,7 @@ class AdaptivePolicy:
             table = np.array([entry for entry in expected if entry is not None])
             self._blocks.look_back([requests[row] for row in rows], survival[rows], table)
         self._blocks.add(requests, survival, verify_len, accepted)
-        if self._bypass.active or self._probing is not None:
+        if self.bypassed or self._probing is not None:
             self._batch = ()
 
     def forget(self, request: Hashable) -> None:
@@ -200,8 +204,25 @@ class AdaptivePolicy:
         tokens_left = 1.0 + left[:, 0] * (tokens[rows, best] - 1.0)
         gains = tokens_left / (least_us + left[:, 1] * more_us[rows, best]) * plain_us / count - 1.0
         self._gains = gains.tolist()
+        self._worth = tokens_left - 1.0, left[:, 1] * more_us[rows, best]
         able = caps > 0
         self.gain, self.threshold = float(gains[able].mean()), float(np.minimum(chosen[able], 1.0).mean())
+
+    def _pays(self, drafting: list[int], depth: int) -> bool:
+        """Return whether what some of the rows gain pays for the draft pass that all wait for.
+
+        Each was judged as if all were like it, a share of d(R); the pass runs from the first to the last that drafts.
+        """
+        count = len(self._batch)
+        if len(drafting) == count:
+            self._held_back = False
+            return True
+        extra_tokens, more_us = (float(values[drafting].sum()) for values in self._worth)
+        draft_us = self._costs.draft_us(drafting[-1] - drafting[0] + 1, depth)
+        # More tokens than plain decoding would give in the time they cost.
+        share = extra_tokens * self._costs.plain_us(count, depth) / (count * (draft_us + more_us))
+        self._held_back = share < (1.0 + LEAVE_GAIN if self._held_back else 1.0)
+        return not self._held_back
 
     def _wants_measure(self) -> bool:
         """Return whether a plain round is due; one that could not be timed is not followed by another at once."""

@@ -138,8 +138,11 @@ def linear(num_requests: int, num_tokens: int) -> float:
 
 @functools.cache
 def length_among(cost: Cost, mates: int, chance: float, claimed: float | None, cap: int) -> float:
-    """Return the mean verify length of a request whose drafts are accepted with 0.7, among mates of one kind."""
-    run = loop(table_of(cost), cost)
+    """Return the mean verify length of a request whose drafts are accepted with 0.7, among mates of one kind.
+
+    A draft pass is cheap enough that one request alone pays for it.
+    """
+    run = loop(table_of(cost, draft_us=90.0), cost)
     others = [Stream(f"mate{index}", chance, claimed, cap) for index in range(mates)]
     run.run([Stream("mine", 0.7), *others], 400)
     return float(np.mean([lengths["mine"] for lengths in run.verify_lens[50:]]))
@@ -163,8 +166,19 @@ def test_text_and_options_of_one_tenant_do_not_move_the_budget_of_another(
 ) -> None:
     """Mates that accept more, less, are promised too much or ask for less leave its verify lengths as they were."""
     alike = length_among(cost, mates, 0.7, None, GAMMA)
-    assert alike > 0.9
-    assert length_among(cost, mates, chance, claimed, cap) == pytest.approx(alike, rel=0.1)
+    assert alike > 0.8
+    assert length_among(cost, mates, chance, claimed, cap) == pytest.approx(alike, rel=0.1, abs=0.15)
+
+
+@pytest.mark.parametrize(("draft_us", "drafts"), [(90.0, True), (900.0, False)])
+def test_who_drafts_pays_for_the_pass_that_all_wait_for(draft_us: float, drafts: bool) -> None:
+    """Seven of eight do not speculate: the one that would has to gain more than the whole pass takes."""
+    table = table_of(linear, draft_us=draft_us)
+    run = loop(table, linear)
+    run.run([Stream("mine", 0.7), *(Stream(f"mate{index}", 0.5, cap=0) for index in range(7))], 400)
+    assert (run.reasons[50:].count("speculate") > 300) is drafts
+    assert run.controller.bypassed is not drafts
+    assert run.rate > 0.97 * plain_rate(linear, 8)
 
 
 def test_request_that_loses_rests_by_itself_and_is_probed() -> None:
