@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 Int = NDArray[np.int64]
 Float = NDArray[np.float32]
+Real = NDArray[np.float64]
 UInt = NDArray[np.uint64]
 
 AcceptanceMode = Literal["greedy", "rejection", "coupled"]
@@ -353,6 +354,108 @@ def pack_tokens(anchors: Int, draft_tokens: Int, verify_len: Int, positions: Int
         ShapeError: wrong shape or dtype.
         NativeError: a length is out of range or pad_to is too small.
     """
+
+class BlockStatistics:
+    """What verifying drafts would have gained, request by request, from the blocks of past rounds (docs/adaptive.md).
+
+    Requests are rows. Methods keep the GIL: they take microseconds, and threads may share an object that way.
+
+    Args:
+        max_draft_len: gamma, 1..64.
+        thresholds: [C] float32, C in 1..64, least survivals that a request may ask of a draft, ascending.
+        memory: weight of a block after one more of its request; what this and the other numbers are is written beside
+            their values in `speculation/controller_gain.py`.
+
+    Raises:
+        ShapeError: wrong shape or dtype.
+        NativeError: a number is out of range, or a row was never reset.
+    """
+
+    def __init__(
+        self,
+        max_draft_len: int,
+        thresholds: Float,
+        *,
+        memory: float,
+        pool_memory: float,
+        prior_blocks: float,
+        ratio_memory: float,
+        ratio_prior: float,
+        pool_drafts: float,
+        max_ratio: float,
+        hindsight_memory: float,
+        hindsight_prior: float,
+        hindsight_found: float,
+    ) -> None: ...
+    @property
+    def empty(self) -> bool:
+        """Whether no block was added yet."""
+    @property
+    def accepted_ratio(self) -> float:
+        """Drafts accepted over drafts promised by all requests, recently."""
+    def reset(self, row: int) -> None:
+        """Make a row that of a request of which nothing is known; rows grow by one at a time."""
+    def add(self, rows: Int, confidence: Float, verify_len: Int, accepted: Int) -> None:
+        """Learn one block of each of R different rows: compare it with what was expected of it, then keep it.
+
+        Args:
+            rows: [R] int64.
+            confidence: [R, gamma] float32, calibrated; NaN and what is below 0 count as 0.
+            verify_len: [R] int64 drafts verified, 0..gamma.
+            accepted: [R] int64 drafts accepted, 0..gamma.
+        """
+    def evaluate(self, rows: Int, caps: Int, verify_us: Float, draft_us: float) -> tuple[Real, float, float]:
+        """Choose the threshold of each of R rows as if the whole batch were like it.
+
+        Args:
+            rows: [R] int64.
+            caps: [R] int64, drafts of each that may be verified; those without any do not enter the means.
+            verify_us: [R * (gamma + 1) + 1] float32 microseconds of a pass over T tokens of R requests.
+            draft_us: microseconds of a draft for all.
+
+        Returns:
+            [3, R] float64: predicted rate of speculating over that of plain decoding, minus 1; tokens that drafts add,
+            and microseconds that verifying them takes. The mean rate, and the mean threshold, each taken as 1 at most.
+        """
+    def thresholds(self, rows: Int, unknown: float) -> Float:
+        """Return [R] float32 thresholds as evaluated last; `unknown` for row -1 and rows that never were."""
+    def blocks(self, rows: Int) -> Real:
+        """Return [R] float64 blocks that count, old ones less."""
+
+class Standings:
+    """Which requests rest from speculating: hysteresis over every request's own gain, in rounds (docs/adaptive.md).
+
+    Requests are rows. Methods keep the GIL, as those of `BlockStatistics`.
+
+    Args:
+        enter: a request rests where its average gain is less than this for `patience` rounds in a row.
+        leave: one that rests goes on above this.
+        heavy_loss: a round below this counts as `heavy_weight` of them.
+        smoothing: weight of a round in the average.
+        patience: rounds, at least 1.
+        heavy_weight: rounds, at least 1.
+    """
+
+    def __init__(
+        self, *, enter: float, leave: float, heavy_loss: float, smoothing: float, patience: int, heavy_weight: int
+    ) -> None: ...
+    def reset(self, row: int) -> None:
+        """Make a row that of a request that was never judged; rows grow by one at a time."""
+    def meet(self, rows: Int) -> None:
+        """Let those of [R] rows speculate that were never judged."""
+    def judge(self, rows: Int, caps: Int, gains: Real, blocks: Real) -> tuple[Int, int, bool, bool]:
+        """Judge the requests of a round.
+
+        Args:
+            rows: [R] int64.
+            caps: [R] int64, drafts of each that may be verified; those without any are not judged.
+            gains: [R] float64, predicted rate of speculating over that of plain decoding, minus 1.
+            blocks: [R] float64, known of each; 0 = it is new, and what others show does not stop it.
+
+        Returns:
+            [N] int64 places of those that rest, how many were judged, whether one that speculated rests now, and
+            whether one that rests is new and loses no more than `heavy_loss`.
+        """
 
 def philox(seed: int, position: int, stream: int, block: int = 0) -> tuple[int, int, int, int]:
     """Return the four uint32 words of Philox4x32-10 for one (seed, position, stream, block)."""

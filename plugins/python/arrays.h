@@ -37,6 +37,10 @@ struct TypeName<float> {
     static constexpr char const* value = "float32";
 };
 template <>
+struct TypeName<double> {
+    static constexpr char const* value = "float64";
+};
+template <>
 struct TypeName<int64_t> {
     static constexpr char const* value = "int64";
 };
@@ -148,6 +152,7 @@ nb::object toNumpy(std::vector<T> values, std::initializer_list<size_t> shape) {
     return nb::cast(nb::ndarray<nb::numpy, T>(data, shape.size(), shape.begin(), owner));
 }
 
+void registerAdaptive(nb::module_& m);
 void registerHeads(nb::module_& m);
 void registerDraft(nb::module_& m);
 void registerSchedule(nb::module_& m);

@@ -110,6 +110,7 @@ NB_MODULE(_core, m) {
     registerSchedule(m);
     registerAccept(m);
     registerNumerics(m);
+    registerAdaptive(m);
 }
 
 }  // namespace dspark::python

@@ -2,7 +2,9 @@
 //!
 //! With clang: -fsanitize=fuzzer -DDSPARK_LIBFUZZER. Otherwise `main` feeds it pseudo-random inputs.
 
+#include "dspark/host/block_statistics.h"
 #include "dspark/host/chain.h"
+#include "dspark/host/standings.h"
 #include "dspark/pack.h"
 #include "scenario.h"
 
@@ -74,6 +76,35 @@ void fuzzSchedule(Bytes* bytes) {
     CHECK(budget >= 0 && budget <= static_cast<int64_t>(cells));
 }
 
+void fuzzAdaptive(Bytes* bytes) {
+    int const gamma = 1 + bytes->below(9), most = 1 + bytes->below(6);
+    host::BlockStatistics statistics(gamma, {0.1f, 0.5f, 2.0f}, {0.9, 0.98, 4.0, 0.98, 1.0, 2.0, 1.5, 0.95, 6.0, 0.9});
+    host::Standings standings({0.0, 0.03, -0.1, 0.1, 8, 4});
+    for (int round = 0; round < 12; ++round) {
+        int64_t const fresh = bytes->below(minOf(most, static_cast<int>(statistics.numRows()) + 1));
+        statistics.reset(fresh);
+        standings.reset(fresh);
+        std::vector<int64_t> rows, lens, accepted;
+        for (int64_t row = 0; row < statistics.numRows(); ++row) {
+            rows.push_back(row);
+            lens.push_back(bytes->below(gamma + 1));
+            accepted.push_back(bytes->below(gamma + 1));
+        }
+        int const count = static_cast<int>(rows.size());
+        std::vector<float> const confidence = bytes->numbers(count * gamma);
+        statistics.add(count, rows.data(), confidence.data(), lens.data(), accepted.data());
+        std::vector<float> const curve = bytes->numbers(count * (gamma + 1) + 1);
+        std::vector<double> gains(rows.size()), more(2 * rows.size());
+        double const draft_us = static_cast<double>(bytes->number());
+        host::BatchWorth const worth = {gains.data(), more.data(), more.data() + count};
+        statistics.evaluate(rows.data(), lens.data(), {count, curve.data(), draft_us}, worth);
+        std::vector<int64_t> resting(rows.size());
+        host::RoundVerdict const verdict =
+            standings.judge({count, rows.data(), lens.data(), gains.data(), gains.data()}, resting.data());
+        CHECK(verdict.num_resting <= verdict.num_judged && verdict.num_judged <= count);
+    }
+}
+
 void fuzzRound(Bytes* bytes) {
     int const vocab = 1 + bytes->below(1300), requests = 1 + bytes->below(3), gamma = 1 + bytes->below(4);
     bool const reduced = (bytes->byte() & 1) != 0;
@@ -135,10 +166,11 @@ void fuzzRound(Bytes* bytes) {
 
 extern "C" int LLVMFuzzerTestOneInput(uint8_t const* data, size_t size) {
     Bytes bytes(data, size);
-    if (bytes.byte() & 1) {
-        fuzzSchedule(&bytes);
-    } else {
-        fuzzRound(&bytes);
+    switch (bytes.byte() & 3) {
+        case 0:
+        case 1: fuzzRound(&bytes); break;
+        case 2: fuzzSchedule(&bytes); break;
+        default: fuzzAdaptive(&bytes); break;
     }
     return failures ? 1 : 0;
 }

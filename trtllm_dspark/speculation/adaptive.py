@@ -6,12 +6,14 @@ from collections.abc import Hashable, Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtllm_dspark import _core
 from trtllm_dspark.engine.base import FloatArray, IntArray
 from trtllm_dspark.speculation.bypass import LEAVE_GAIN, Bypass
-from trtllm_dspark.speculation.controller_gain import THRESHOLDS, BlockStatistics, Reals
+from trtllm_dspark.speculation.controller_gain import THRESHOLDS, block_statistics
 from trtllm_dspark.speculation.drift import RoundCosts
+from trtllm_dspark.speculation.request_rows import RequestRows
 
 EVALUATE_EVERY = 4
 """Rounds between two evaluations while the batch stays the same."""
@@ -44,14 +46,12 @@ class AdaptivePolicy:
         self.threshold: float | None = None
         self._costs = costs
         self._gamma = max_draft_len
-        self._drafts = np.arange(max_draft_len + 1, dtype=np.float64)
         self._bypass = Bypass()
-        self._blocks = BlockStatistics(max_draft_len)
-        # By request: its threshold, and the survivors and drafts to verify that are expected of its next block.
-        self._expected: dict[Hashable, tuple[float, float, float]] = {}
-        self._gains: list[float] = []
-        # By row of the batch: tokens that drafts are expected to add, and microseconds that verifying them takes.
-        self._worth: tuple[Reals, Reals] = np.zeros(0), np.zeros(0)
+        self._blocks = block_statistics(max_draft_len)
+        self._rows = RequestRows(self._blocks, self._bypass)
+        # By row of the batch: its gain, tokens that drafts are expected to add, and microseconds that verifying them
+        # takes; None while nothing is known.
+        self._worth: NDArray[np.float64] | None = None
         self._held_back = False
         self._batch: tuple[Hashable, ...] = ()
         self._age = self._round = 0
@@ -76,28 +76,22 @@ class AdaptivePolicy:
         self, requests: Sequence[Hashable], caps: IntArray, depth: int, cost_scale: float
     ) -> tuple[Literal["bypass", "measure", "probe", "speculate"], IntArray]:
         """Return what a round does and [R] int64 drafts of each request that may be verified."""
-        batch = tuple(requests)
+        rows = self._rows.take(requests)
+        batch = self._rows.batch
         self._age += 1
         self._round += 1
         if batch != self._batch or self._age >= EVALUATE_EVERY or self._round < FIRST_ROUNDS:
             self._batch, self._age = batch, 0
-            self._evaluate(batch, caps, depth, cost_scale)
-        if not self._gains:
-            self._bypass.meet(batch)
+            self._evaluate(rows, caps, depth, cost_scale)
+        if self._worth is None:
+            self._bypass.meet(rows)
             return "speculate", caps
-        able = np.flatnonzero(caps).tolist()
-        requests_able = [batch[row] for row in able]
-        due = self._bypass.step(
-            requests_able,
-            [self._gains[row] for row in able],
-            [self._blocks.blocks(request) for request in requests_able],
-        )
-        resting = [row for row in able if self._bypass.rests(batch[row])]
-        probed = self._probed(resting) if due else None
+        blocks = self._blocks.blocks(rows)
+        resting, due = self._bypass.step(rows, caps, self._worth[0], blocks)
+        probed = self._probed(resting, blocks) if due else None
         if probed is None:
             self._probing = None
-        drafting = [row for row in able if not self._bypass.rests(batch[row])]
-        if not drafting or not self._pays(drafting, depth):
+        if self._bypass.active or not self._pays(self._worth, caps, resting, depth):
             if probed is None:
                 return "bypass", caps
             one = np.zeros_like(caps)
@@ -105,25 +99,27 @@ class AdaptivePolicy:
             return "probe", one
         if self._wants_measure():
             return "measure", caps
-        caps = caps.copy()
-        caps[resting] = 0
-        if probed is not None:
-            caps[probed] = 1
+        if len(resting):
+            caps = caps.copy()
+            caps[resting] = 0
+            if probed is not None:
+                caps[probed] = 1
         return "speculate", caps
 
     def thresholds(self, requests: Sequence[Hashable]) -> FloatArray:
         """Return [R] float32 survivals that drafts need to be verified; above 1 = none, 0 = it is probed."""
-        own = self._own_thresholds(requests)
-        own[[request == self._probing for request in requests]] = 0.0
+        own = self._blocks.thresholds(self._rows.of(requests), self._default)
+        if self._probing is not None:
+            own[self._is_probed(requests)] = 0.0
         return own
 
     def verify_lens(
         self, requests: Sequence[Hashable], *, caps: IntArray, confidence: FloatArray, budget: int, probing: bool
     ) -> IntArray:
         """Return [R] int64 drafts to verify: while the survival is at least the request's threshold."""
-        wanted = self._own_thresholds(requests)
-        probed = np.array([request == self._probing for request in requests]) & (caps > 0)
-        probing = probing or bool(probed.any())
+        wanted = self._blocks.thresholds(self._rows.of(requests), self._default)
+        probed = None if self._probing is None else self._is_probed(requests) & (caps > 0)
+        probing = probing or (probed is not None and bool(probed.any()))
         # The core takes one threshold: survivals are scaled so that each request's own becomes the least of them.
         least = float(wanted.min())
         if least > 1 and not probing:
@@ -140,85 +136,81 @@ class AdaptivePolicy:
             token_budget=budget,
         )
         lengths: IntArray = schedule.verify_len
-        # A confidence nobody tests could be wrong for ever.
-        tested = np.maximum(lengths, probed)
-        if tested.sum() <= budget:
-            lengths = tested
+        if probed is not None:
+            # A confidence nobody tests could be wrong for ever.
+            tested = np.maximum(lengths, probed)
+            if tested.sum() <= budget:
+                lengths = tested
         return lengths
 
     def observe(
-        self, requests: Sequence[Hashable], confidence: FloatArray, verify_len: IntArray, accepted: IntArray
+        self,
+        requests: Sequence[Hashable],
+        places: NDArray[np.intp],
+        confidence: FloatArray,
+        verify_len: IntArray,
+        accepted: IntArray,
     ) -> None:
-        """Learn from blocks of a past round: [N, gamma] calibrated confidences, [N] drafts verified and accepted."""
-        # fmax: where the drafter gave no number nothing is promised.
-        survival = np.fmax(confidence, np.float32(0)).cumprod(axis=1)
-        expected = [self._expected.get(request) for request in requests]
-        rows = [row for row, entry in enumerate(expected) if entry is not None]
-        if rows:
-            table = np.array([entry for entry in expected if entry is not None])
-            self._blocks.look_back([requests[row] for row in rows], survival[rows], table)
-        self._blocks.add(requests, survival, verify_len, accepted)
+        """Learn from blocks of a past round.
+
+        Args:
+            requests: of the round.
+            places: [N] of those that drafted, ascending.
+            confidence: [N, gamma] float32, calibrated.
+            verify_len: [N] int64 drafts verified.
+            accepted: [N] int64 drafts accepted.
+        """
+        rows = self._rows.of(requests)
+        if not self._rows.complete:
+            # Some have ended since; who did is not taken up again.
+            rows = self._rows.take([requests[place] for place in places.tolist()])
+        elif len(places) < len(rows):
+            rows = rows[places]
+        self._blocks.add(
+            rows,
+            np.ascontiguousarray(confidence, np.float32),
+            np.ascontiguousarray(verify_len, np.int64),
+            np.ascontiguousarray(accepted, np.int64),
+        )
         if self.bypassed or self._probing is not None:
             self._batch = ()
 
     def forget(self, request: Hashable) -> None:
         """Drop what is kept about a request that has ended."""
-        self._blocks.forget(request)
-        self._expected.pop(request, None)
+        self._rows.release(request)
         self._probed_at.pop(request, None)
-        self._bypass.forget(request)
         self._batch = ()
 
-    def _evaluate(self, batch: tuple[Hashable, ...], caps: IntArray, depth: int, cost_scale: float) -> None:
+    def _evaluate(self, rows: IntArray, caps: IntArray, depth: int, cost_scale: float) -> None:
         """Set thresholds and gain of the batch."""
-        count = len(batch)
-        curve = self._costs.verify_us(count, depth, cost_scale=cost_scale).astype(np.float64)
+        count = len(rows)
+        curve = self._costs.verify_us(count, depth, cost_scale=cost_scale)
         # By the number of requests, not by who drafts: nobody pays for what others do not use.
         draft_us = self._costs.draft_us(count, depth)
-        plain_us = float(curve[count])
-        # What k more tokens of every request add, as one request's part.
-        added = (curve[count::count] - plain_us) / count
         if self._blocks.empty:
             # Nothing is known: ask that the first draft of every request pays for itself.
             # Where a staircase gives it away, ask the least there is.
-            least = float(added[1]) * count / (draft_us + plain_us)
+            plain_us, one_more_us = float(curve[count]), float(curve[2 * count])
+            least = (one_more_us - plain_us) / (draft_us + plain_us)
             self._default = min(1.0, max(float(THRESHOLDS[0]), least))
             self.threshold = self._default
             return
-        lengths, survivors = self._blocks.means(batch)
-        tokens = 1.0 + self._blocks.ratios(batch)[:, None] * survivors
-        # One request's lengths are what the pass gets; of many alike it gets their mean, at the slope it has there.
-        mean = count * (1.0 + lengths @ self._drafts)
-        together = (np.interp(mean, np.arange(len(curve)), curve) - plain_us) / count
-        more_us = (lengths @ added) / count + together * (1.0 - 1.0 / count)
-        least_us = (draft_us + plain_us) / count
-        rates = tokens / (least_us + more_us)
-        # Of equal rates the one that verifies least.
-        best = rates.shape[1] - 1 - np.argmax(rates[:, ::-1], axis=1)
-        rows = np.arange(count)
-        chosen = THRESHOLDS[best].astype(np.float64)
-        verified = (lengths @ self._drafts)[rows, best]
-        expected = zip(chosen.tolist(), survivors[rows, best].tolist(), verified.tolist(), strict=True)
-        self._expected.update(zip(batch, expected, strict=True))
-        left = self._blocks.hindsight(batch)
-        tokens_left = 1.0 + left[:, 0] * (tokens[rows, best] - 1.0)
-        gains = tokens_left / (least_us + left[:, 1] * more_us[rows, best]) * plain_us / count - 1.0
-        self._gains = gains.tolist()
-        self._worth = tokens_left - 1.0, left[:, 1] * more_us[rows, best]
-        able = caps > 0
-        self.gain, self.threshold = float(gains[able].mean()), float(np.minimum(chosen[able], 1.0).mean())
+        self._worth, self.gain, self.threshold = self._blocks.evaluate(rows, caps, curve, draft_us)
 
-    def _pays(self, drafting: list[int], depth: int) -> bool:
+    def _pays(self, worth: NDArray[np.float64], caps: IntArray, resting: IntArray, depth: int) -> bool:
         """Return whether what some of the rows gain pays for the draft pass that all wait for.
 
         Each was judged as if all were like it, a share of d(R); the pass runs from the first to the last that drafts.
         """
-        count = len(self._batch)
-        if len(drafting) == count:
+        count = len(caps)
+        drafting = caps > 0
+        drafting[resting] = False
+        places = drafting.nonzero()[0]
+        if len(places) == count:
             self._held_back = False
             return True
-        extra_tokens, more_us = (float(values[drafting].sum()) for values in self._worth)
-        draft_us = self._costs.draft_us(drafting[-1] - drafting[0] + 1, depth)
+        extra_tokens, more_us = (float(values[places].sum()) for values in worth[1:])
+        draft_us = self._costs.draft_us(int(places[-1] - places[0]) + 1, depth)
         # More tokens than plain decoding would give in the time they cost.
         share = extra_tokens * self._costs.plain_us(count, depth) / (count * (draft_us + more_us))
         self._held_back = share < (1.0 + LEAVE_GAIN if self._held_back else 1.0)
@@ -235,22 +227,19 @@ class AdaptivePolicy:
         self._measure_after = unmeasured + MEASURE_EVERY
         return True
 
-    def _own_thresholds(self, requests: Sequence[Hashable]) -> FloatArray:
-        unknown = (self._default, 0.0, 0.0)
-        return np.array([self._expected.get(request, unknown)[0] for request in requests], np.float32)
+    def _is_probed(self, requests: Sequence[Hashable]) -> NDArray[np.bool_]:
+        return np.array([request == self._probing for request in requests], np.bool_)
 
-    def _probed(self, rows: list[int]) -> int:
-        """Return the row that is probed, the same one during a probe: the unknown first, then the longest ago.
+    def _probed(self, resting: IntArray, blocks: NDArray[np.float64]) -> int:
+        """Return the place that is probed, the same one during a probe: the unknown first, then the longest ago.
 
         One request costs less than all, and every request gets its turn.
         """
-        row = next((row for row in rows if self._batch[row] == self._probing), None)
-        if row is None:
-            row = min(rows, key=lambda row: self._last_probe(self._batch[row]))
-            self._probing = self._batch[row]
+        places: list[int] = resting.tolist()
+        place = next((place for place in places if self._batch[place] == self._probing), None)
+        if place is None:
+            place = min(places, key=lambda place: (blocks[place] > 0, self._probed_at.get(self._batch[place], 0)))
+            self._probing = self._batch[place]
             self._num_probed += 1
             self._probed_at[self._probing] = self._num_probed
-        return row
-
-    def _last_probe(self, request: Hashable) -> tuple[bool, int]:
-        return self._blocks.blocks(request) > 0, self._probed_at.get(request, 0)
+        return place

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_dspark import _core
+from trtllm_dspark.engine.base import IntArray
 
 ENTER_GAIN = 0.0
 """A bypass begins where speculation promises less than this over plain decoding, on average over recent rounds."""
@@ -26,93 +29,68 @@ MAX_PROBE_PERIOD = 256
 """Probes that find nothing double their distance up to this."""
 
 
-@dataclass(slots=True)
-class _Standing:
-    """What is known of one request: whether it rests, its average gain, and its poor rounds in a row."""
-
-    resting: bool = False
-    mean: float | None = None
-    poor: int = 0
+def standings() -> _core.Standings:
+    """Return standings without any request."""
+    return _core.Standings(
+        enter=ENTER_GAIN,
+        leave=LEAVE_GAIN,
+        heavy_loss=HEAVY_LOSS,
+        smoothing=SMOOTHING,
+        patience=PATIENCE,
+        heavy_weight=HEAVY_WEIGHT,
+    )
 
 
 class Bypass:
     """Hysteresis over every request's own gain of speculating, counted in rounds, and when one that rests is probed.
 
-    A request that loses rests by itself; a round drafts nothing while all rest.
+    A request that loses rests by itself; a round drafts nothing while all rest. Requests are rows.
+
+    Attributes:
+        active: whether all rest.
     """
 
     def __init__(self) -> None:
         self.active = False
-        self._standings: dict[Hashable, _Standing] = {}
+        self._standings = standings()
         self._idle = self._left = 0
         self._period = PROBE_PERIOD
 
-    def __len__(self) -> int:
-        """Return the number of requests that are known."""
-        return len(self._standings)
+    def reset(self, row: int) -> None:
+        """Make a row that of a new request."""
+        self._standings.reset(row)
 
-    def rests(self, request: Hashable) -> bool:
-        """Whether a request decodes plainly."""
-        standing = self._standings.get(request)
-        return standing is not None and standing.resting
+    def meet(self, rows: IntArray) -> None:
+        """Take up [R] requests that speculate from the beginning, as nothing is known yet."""
+        self._standings.meet(rows)
 
-    def meet(self, requests: Sequence[Hashable]) -> None:
-        """Take up requests that speculate from the beginning, as nothing is known yet."""
-        for request in requests:
-            self._standings.setdefault(request, _Standing())
-
-    def step(self, requests: Sequence[Hashable], gains: Sequence[float], blocks: Sequence[float]) -> bool:
-        """Judge the requests of a round; return whether one of those that rest is probed in it.
+    def step(
+        self, rows: IntArray, caps: IntArray, gains: NDArray[np.float64], blocks: NDArray[np.float64]
+    ) -> tuple[IntArray, bool]:
+        """Judge the requests of a round.
 
         Args:
-            requests: those that may draft.
-            gains: of each, predicted rate of speculating over that of plain decoding, minus 1; from past rounds.
-            blocks: known of each, 0 = it is new.
+            rows: [R] int64.
+            caps: [R] int64, drafts of each that may be verified; those without any are not judged.
+            gains: [R] float64, predicted rate of speculating over that of plain decoding, minus 1; from past rounds.
+            blocks: [R] float64, known of each, 0 = it is new.
+
+        Returns:
+            Places in the batch of those that rest, and whether one of them is probed in this round.
         """
-        any_rests = fresh = False
-        self.active = True
-        for request, gain, known in zip(requests, gains, blocks, strict=True):
-            resting = self._judge(request, gain, known)
-            self.active &= resting
-            any_rests |= resting
-            fresh |= resting and known == 0 and gain > HEAVY_LOSS
-        if not any_rests:
+        resting, num_judged, entered, fresh = self._standings.judge(rows, caps, gains, blocks)
+        self.active = len(resting) == num_judged
+        if entered:
+            self._period = PROBE_PERIOD
+        if not len(resting):
             self._idle, self._left, self._period = 0, 0, PROBE_PERIOD
-            return False
+            return resting, False
         if self._left > 0:
             self._left -= 1
-            return True
+            return resting, True
         self._idle += 1
         if self._idle < (min(FRESH_PERIOD, self._period) if fresh else self._period):
-            return False
+            return resting, False
         self._idle, self._left = 0, PROBE_ROUNDS - 1
         self._period = min(2 * self._period, MAX_PROBE_PERIOD)
-        return True
-
-    def forget(self, request: Hashable) -> None:
-        """Drop a request that has ended."""
-        self._standings.pop(request, None)
-
-    def _judge(self, request: Hashable, gain: float, known: float) -> bool:
-        """Return whether a request rests now."""
-        standing = self._standings.get(request)
-        if standing is None:
-            # Of a new one nothing is known but what all promise.
-            standing = self._standings[request] = _Standing(resting=gain < ENTER_GAIN)
-            return standing.resting
-        if standing.resting:
-            if gain > LEAVE_GAIN:
-                standing.resting, standing.mean, standing.poor = False, None, 0
-            return standing.resting
-        if not known:
-            # What others show does not stop it.
-            return False
-        standing.mean = gain if standing.mean is None else standing.mean + SMOOTHING * (gain - standing.mean)
-        if gain < HEAVY_LOSS:
-            standing.poor += HEAVY_WEIGHT
-        else:
-            standing.poor = standing.poor + 1 if standing.mean < ENTER_GAIN else 0
-        if standing.poor >= PATIENCE:
-            standing.resting = True
-            self._period = PROBE_PERIOD
-        return standing.resting
+        return resting, True

@@ -341,15 +341,16 @@ class SpeculationController:
         )
         if outcome.confidence is None or not (self._learns or self._adaptive is not None):
             return
-        rows = (outcome.drafted & (outcome.accepted >= 0)).nonzero()[0]
-        if not len(rows):
+        places = (outcome.drafted & (outcome.accepted >= 0)).nonzero()[0]
+        if not len(places):
             return
-        confidence = outcome.confidence[rows]
-        verified, accepted = outcome.verify_len[rows], outcome.accepted[rows]
+        confidence, verified, accepted = outcome.confidence, outcome.verify_len, outcome.accepted
+        if len(places) < len(outcome.requests):
+            confidence, verified, accepted = confidence[places], verified[places], accepted[places]
         if self._calibrator is not None and self._learns:
             self._calibrator.observe(_uncalibrated(confidence, outcome.plan), verified, accepted)
         if self._adaptive is not None:
-            self._adaptive.observe([outcome.requests[row] for row in rows.tolist()], confidence, verified, accepted)
+            self._adaptive.observe(outcome.requests, places, confidence, verified, accepted)
 
     def forget(self, request: Hashable) -> None:
         """Drop what is kept about a request that has ended, once its last round was observed."""

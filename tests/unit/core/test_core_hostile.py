@@ -14,6 +14,8 @@ from hypothesis.extra import numpy as hnp
 
 from trtllm_dspark import _core
 from trtllm_dspark.errors import NativeError, ShapeError
+from trtllm_dspark.speculation.bypass import standings
+from trtllm_dspark.speculation.controller_gain import block_statistics
 
 VOCAB, DRAFT_VOCAB, HIDDEN = 11, 7, 5
 SETTINGS = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
@@ -63,6 +65,11 @@ SAMPLING = _core.Sampling(np.array([0, 1], np.float32), np.arange(2, dtype=np.ui
 BASE = good((2, 3, DRAFT_VOCAB), np.float32)
 TWO, HIDDEN_ROWS = np.array([1, 2]), good((2, 3, HIDDEN), np.float32)
 DRAFT = _core.draft_chain(HEADS[1], BASE, TWO, TWO, SAMPLING)
+BLOCKS, STANDINGS = block_statistics(3), standings()
+for row in range(12):
+    BLOCKS.reset(row)
+    STANDINGS.reset(row)
+BLOCKS.add(TWO, good((2, 3), np.float32), TWO, TWO)
 CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sampling": (
         _core.Sampling,
@@ -165,6 +172,35 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "exp2_exact": (_core.exp2_exact, {"x": good((9,), np.float32)}),
     "exponential_exact": (_core.exponential_exact, {"bits": good((9,), np.uint32)}),
     "masses": (DRAFT.masses, {"request": 0, "step": 0}),
+    "blocks": (
+        _core.BlockStatistics,
+        {
+            "max_draft_len": 3,
+            "thresholds": np.sort(good((4,), np.float32)),
+            **dict.fromkeys(("memory", "pool_memory", "ratio_memory", "hindsight_memory", "hindsight_found"), 0.5),
+            **dict.fromkeys(("prior_blocks", "ratio_prior", "pool_drafts", "max_ratio", "hindsight_prior"), 1.0),
+        },
+    ),
+    "blocks_reset": (BLOCKS.reset, {"row": 2}),
+    "blocks_add": (
+        BLOCKS.add,
+        {"rows": TWO, "confidence": good((2, 3), np.float32), "verify_len": TWO, "accepted": TWO},
+    ),
+    "blocks_evaluate": (
+        BLOCKS.evaluate,
+        {"rows": TWO, "caps": TWO, "verify_us": good((9,), np.float32), "draft_us": 1.0},
+    ),
+    "blocks_thresholds": (BLOCKS.thresholds, {"rows": TWO, "unknown": 0.5}),
+    "blocks_blocks": (BLOCKS.blocks, {"rows": TWO}),
+    "standings": (
+        _core.Standings,
+        {"enter": 0.0, "leave": 0.1, "heavy_loss": 0.0, "smoothing": 0.1, "patience": 3, "heavy_weight": 2},
+    ),
+    "standings_meet": (STANDINGS.meet, {"rows": TWO}),
+    "standings_judge": (
+        STANDINGS.judge,
+        {"rows": TWO, "caps": TWO, "gains": good((2,), np.float64), "blocks": good((2,), np.float64)},
+    ),
 }
 
 

@@ -333,10 +333,8 @@ def test_forget_leaves_nothing_of_a_request(mode: str) -> None:
         run.controller.forget(stream.name)
     policy, scheduler = run.controller._adaptive, run.controller._scheduler
     if policy is not None:
-        assert len(policy._blocks) == 0
-        assert not policy._expected
+        assert len(policy._rows) == 0
         assert not policy._probed_at
-        assert len(policy._bypass) == 0
     if scheduler is not None:
         assert not any(scheduler._past)
 
