@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trtllm_dspark import _core
 from trtllm_dspark.engine.base import FloatArray, IntArray
-from trtllm_dspark.speculation.bypass import LEAVE_GAIN, Bypass
+from trtllm_dspark.speculation.bypass import LEAVE_GAIN, PROBE_PERIOD, PROBE_ROUNDS, Bypass
 from trtllm_dspark.speculation.controller_gain import THRESHOLDS, block_statistics
 from trtllm_dspark.speculation.drift import RoundCosts
 from trtllm_dspark.speculation.request_rows import RequestRows
@@ -33,8 +33,9 @@ class AdaptivePolicy:
     its promises, d the draft's and t the pass's corrected time at the lengths C gives. Where even that is slower than
     plain decoding the request alone decodes plainly. What others sample, accept or ask for does not enter, only how
     many they are - with two exceptions: a new request is judged by the mean of all until it has blocks of its own, and
-    those that rest are probed one after the other. In turn a request pays d(R) / R for its share of a draft whoever
-    drafts with it; where few do, the others wait for the rest of that pass (docs/adaptive.md).
+    those that rest are probed one after the other. A request is judged by a share d(R) / R of a draft, whoever drafts
+    with it; where only some do, what they gain must pay for the whole pass, or the round decodes plainly
+    (docs/adaptive.md).
 
     Args:
         costs: times of the engine's passes.
@@ -53,6 +54,7 @@ class AdaptivePolicy:
         # takes; None while nothing is known.
         self._worth: NDArray[np.float64] | None = None
         self._held_back = False
+        self._held_rounds = 0
         self._batch: tuple[Hashable, ...] = ()
         self._age = self._round = 0
         self._measure_after = FIRST_MEASURE
@@ -214,7 +216,12 @@ class AdaptivePolicy:
         # More tokens than plain decoding would give in the time they cost.
         share = extra_tokens * self._costs.plain_us(count, depth) / (count * (draft_us + more_us))
         self._held_back = share < (1.0 + LEAVE_GAIN if self._held_back else 1.0)
-        return not self._held_back
+        if not self._held_back:
+            self._held_rounds = 0
+            return True
+        # While nothing is drafted nobody learns that it would pay by now.
+        self._held_rounds = (self._held_rounds + 1) % (PROBE_PERIOD + PROBE_ROUNDS)
+        return self._held_rounds >= PROBE_PERIOD
 
     def _wants_measure(self) -> bool:
         """Return whether a plain round is due; one that could not be timed is not followed by another at once."""

@@ -181,6 +181,16 @@ def test_who_drafts_pays_for_the_pass_that_all_wait_for(draft_us: float, drafts:
     assert run.rate > 0.97 * plain_rate(linear, 8)
 
 
+def test_who_was_held_back_drafts_again_when_its_text_changes() -> None:
+    run = loop(table_of(linear, draft_us=900.0), linear)
+    mates = [Stream(f"mate{index}", 0.5, cap=0) for index in range(7)]
+    run.run([Stream("mine", 0.7), *mates], 200)
+    assert run.controller.bypassed
+    run.run([Stream("mine", 0.98), *mates], 400)
+    assert not run.controller.bypassed
+    assert run.reasons[-50:].count("speculate") > 40
+
+
 def test_request_that_loses_rests_by_itself_and_is_probed() -> None:
     run = loop(table_of(linear), linear)
     run.run([Stream("good", 0.8), Stream("poor", 0.05, claimed=0.9)], 400)
