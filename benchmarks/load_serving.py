@@ -238,7 +238,9 @@ async def sample(pid: int, until: float, load: Load) -> None:
     while time.monotonic() < until:
         await asyncio.sleep(1.0)
         load.memory_kb.append(memory_kb(pid))
-        load.shm_bytes.append(sum(path.stat().st_size for path in Path("/dev/shm").glob("trtllm_dspark_*")))
+        # Only this launcher's regions: other servers of the machine come and go.
+        regions = Path("/dev/shm").glob(f"trtllm_dspark_{pid}_*")
+        load.shm_bytes.append(sum(path.stat().st_size for path in regions))
 
 
 async def run(

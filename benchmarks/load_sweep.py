@@ -2,12 +2,13 @@
 
     python benchmarks/load_sweep.py --engine_dir E --prompts_file F.jsonl --output_dir D [--minutes 22]
 
-Every policy runs the same prompts of a domain at the same concurrency right after the others, in another order each
-time; that is one repeat of a cell, and what is compared is the ratio to `off` within it. Each takes other prompts, of
-half to one and a half of --max_tokens, the same for every policy. The rate is that of the first tokens, as many as all
-requests but the last ones ask for: up to there a free slot finds a next request, and the work is the same for all. How
-long the last ones take alone says nothing about this concurrency. Next to the clock stands processor time, from which
-others on the machine take less.
+Every policy runs the same prompts of a domain at the same concurrency; that is one repeat of a cell, and what is
+compared is the ratio to `off` within it. The policies of a repeat take turns of a quarter of a second, each on its own
+clock, in another order each time: machines drift by tens of per cent within a minute, and what drifts slower than the
+turns falls on all of them. Each request takes another prompt, of half to one and a half of --max_tokens, the same for
+every policy. The rate is that of the first tokens, as many as all requests but the last ones ask for: up to there a
+free slot finds a next request, and the work is the same for all. How long the last ones take alone says nothing about
+this concurrency. Next to the clock stands processor time, from which others on the machine take less.
 
 Sessions live through the whole sweep, as a server's would. Runs are appended to D/runs.jsonl: started again with the
 same arguments the sweep goes on where it stopped. `--report_only` prints what the runs so far say.
@@ -31,7 +32,7 @@ from trtllm_dspark.cli._prompts import Prompt, encode_prompt, read_prompts
 from trtllm_dspark.engine import load_engine
 from trtllm_dspark.engine.device import cpu_name
 from trtllm_dspark.engine_dir import open_engine_dir
-from trtllm_dspark.runtime import Request, SamplingParams, Session, Tokenizer
+from trtllm_dspark.runtime import Request, RequestOutput, SamplingParams, Session, Tokenizer
 from trtllm_dspark.runtime.closed_loop import run_closed_loop
 from trtllm_dspark.runtime.scheduling import load_calibration, load_cost_table
 from trtllm_dspark.speculation import measure_cost_table
@@ -43,6 +44,8 @@ UNCALIBRATED = "threshold:0.3,adaptive"
 CONCURRENCY = "1,2,4,8"
 MIN_PROMPTS = 4
 """Prompts of one run at least; otherwise three times as many as run at once."""
+TURN_S = 0.25
+"""How long a policy runs before the next one has its turn."""
 
 logger = logging.getLogger("load_sweep")
 
@@ -99,7 +102,7 @@ def measure(args: argparse.Namespace, runs_file: Path) -> None:
     done = finished_groups(runs_file, len(policies))
     deadline = time.monotonic() + 60 * args.minutes
     for policy in policies:
-        run_once(policy, next(iter(domains.values()))[:1], 1, 8)
+        run_in_turns([policy], next(iter(domains.values()))[:1], 1, 8)
     turn = 0
     for repeat in range(args.repeats):
         for domain, prompts in domains.items():
@@ -113,11 +116,10 @@ def measure(args: argparse.Namespace, runs_file: Path) -> None:
                     return
                 size = num_prompts(concurrency)
                 chosen = [prompts[(repeat * size + index) % len(prompts)] for index in range(size)]
-                lines = []
-                for index in range(len(policies)):
-                    policy = policies[(turn + index) % len(policies)]
-                    result = run_once(policy, chosen, concurrency, args.max_tokens)
-                    lines.append({"repeat": repeat, "domain": domain, "concurrency": concurrency, **result})
+                order = [policies[(turn + index) % len(policies)] for index in range(len(policies))]
+                results = run_in_turns(order, chosen, concurrency, args.max_tokens)
+                place = {"repeat": repeat, "domain": domain, "concurrency": concurrency}
+                lines = [place | result for result in results]
                 # A group is written whole, so that an interrupted one leaves nothing.
                 with runs_file.open("a", encoding="utf-8") as file:
                     file.write("".join(json.dumps(line) + "\n" for line in lines))
@@ -161,53 +163,88 @@ def output_tokens(index: int, max_tokens: int) -> int:
     return max_tokens * (2 + 3 * index % 5) // 4
 
 
-def run_once(policy: Policy, prompts: list[list[int]], concurrency: int, max_tokens: int) -> dict[str, Any]:
-    """Run the prompts once and return what a report needs of it."""
-    session = policy.session
-    stats = session.stats
-    before = (stats.rounds, stats.round_s, stats.engine_s, dict(stats.plans))
-    # Lengths are given: a policy must not win by ending early.
-    requests = [
-        Request(str(index), prompt, SamplingParams(max_tokens=output_tokens(index, max_tokens), ignore_eos=True))
-        for index, prompt in enumerate(prompts)
-    ]
-    last_round = stats.rounds
-    counted = sum(output_tokens(index, max_tokens) for index in range(len(prompts) - concurrency + 1))
-    outputs, busy = [], (0, 0.0, 0.0)
-    started, spent = time.perf_counter(), time.process_time()
-    for output in run_closed_loop(session, requests, batch_size=concurrency):
-        if output.error is not None:
-            raise SystemExit(f"{policy.name}: {output.error}")
-        if busy[0] < counted or stats.rounds == last_round:
-            # To the end of the round that reaches the count.
-            last_round = stats.rounds
-            tokens = busy[0] + len(output.new_token_ids)
-            busy = (tokens, time.perf_counter() - started, time.process_time() - spent)
-        if output.finished:
-            outputs.append(output)
-    seconds = time.perf_counter() - started
-    acceptance = [output.stats.acceptance for output in outputs]
-    rounds = stats.rounds - before[0]
-    plans = {name: count - before[3].get(name, 0) for name, count in stats.plans.items()}
-    state = session.controller.state
-    return {
-        "speculation": policy.name,
-        "calibrated": policy.calibrated,
-        "tokens": busy[0],
-        "seconds": busy[1],
-        "cpu_seconds": busy[2],
-        "whole_tokens": sum(output.stats.num_output_tokens for output in outputs),
-        "whole_seconds": seconds,
-        "rounds": rounds,
-        "round_ms": (stats.round_s - before[1]) / rounds * 1e3,
-        "engine_ms": (stats.engine_s - before[2]) / rounds * 1e3,
-        "verify_rounds": sum(entry.rounds for entry in acceptance),
-        "emitted": sum(entry.emitted for entry in acceptance),
-        "verified_per_position": [sum(column) for column in zip(*(a.verified_per_position for a in acceptance))],  # noqa: B905
-        "accepted_per_position": [sum(column) for column in zip(*(a.accepted_per_position for a in acceptance))],  # noqa: B905
-        "plans": {name: count for name, count in plans.items() if count},
-        "correction": [state.correction.base, state.correction.marginal, state.correction.draft],
-    }
+def run_in_turns(
+    policies: list[Policy], prompts: list[list[int]], concurrency: int, max_tokens: int
+) -> list[dict[str, Any]]:
+    """Run the prompts once with every policy, in turns, and return what a report needs of each."""
+    runs = [Run(policy, prompts, concurrency, max_tokens) for policy in policies]
+    waiting = list(runs)
+    while waiting:
+        # The order turns over, so that none always follows the same one.
+        waiting = [run for run in reversed(waiting) if run.advance(TURN_S)]
+    return [run.result() for run in runs]
+
+
+class Run:
+    """One policy's run of the prompts, on a clock that stands still while others have their turn."""
+
+    def __init__(self, policy: Policy, prompts: list[list[int]], concurrency: int, max_tokens: int) -> None:
+        self.policy = policy
+        stats = policy.session.stats
+        self._before = (stats.rounds, stats.round_s, stats.engine_s, dict(stats.plans))
+        # Lengths are given: a policy must not win by ending early.
+        requests = [
+            Request(str(index), prompt, SamplingParams(max_tokens=output_tokens(index, max_tokens), ignore_eos=True))
+            for index, prompt in enumerate(prompts)
+        ]
+        self._counted = sum(output_tokens(index, max_tokens) for index in range(len(prompts) - concurrency + 1))
+        self._stream = run_closed_loop(policy.session, requests, batch_size=concurrency)
+        self._outputs: list[RequestOutput] = []
+        self._last_round = stats.rounds
+        self._tokens, self._seconds, self._cpu_seconds = 0, 0.0, 0.0
+        self._busy = (0, 0.0, 0.0)
+
+    def advance(self, seconds: float) -> bool:
+        """Run for some time, to the end of a round, and return whether anything is left to do."""
+        started, spent = time.perf_counter(), time.process_time()
+        before = (self._seconds, self._cpu_seconds)
+        stats = self.policy.session.stats
+        first = stats.rounds
+        for output in self._stream:
+            if output.error is not None:
+                raise SystemExit(f"{self.policy.name}: {output.error}")
+            self._seconds = before[0] + time.perf_counter() - started
+            self._cpu_seconds = before[1] + time.process_time() - spent
+            self._tokens += len(output.new_token_ids)
+            if self._busy[0] < self._counted or stats.rounds == self._last_round:
+                # To the end of the round that reaches the count.
+                self._last_round = stats.rounds
+                self._busy = (self._tokens, self._seconds, self._cpu_seconds)
+            if output.finished:
+                self._outputs.append(output)
+            if self._seconds - before[0] >= seconds and stats.rounds > first:
+                return True
+        return False
+
+    def result(self) -> dict[str, Any]:
+        """Return a finished run's line."""
+        session, before = self.policy.session, self._before
+        stats, state = session.stats, session.controller.state
+        acceptance = [output.stats.acceptance for output in self._outputs]
+        rounds = stats.rounds - before[0]
+        plans = {name: count - before[3].get(name, 0) for name, count in stats.plans.items()}
+        return {
+            "speculation": self.policy.name,
+            "calibrated": self.policy.calibrated,
+            "tokens": self._busy[0],
+            "seconds": self._busy[1],
+            "cpu_seconds": self._busy[2],
+            "whole_tokens": sum(output.stats.num_output_tokens for output in self._outputs),
+            "whole_seconds": self._seconds,
+            "rounds": rounds,
+            "round_ms": (stats.round_s - before[1]) / rounds * 1e3,
+            "engine_ms": (stats.engine_s - before[2]) / rounds * 1e3,
+            "verify_rounds": sum(entry.rounds for entry in acceptance),
+            "emitted": sum(entry.emitted for entry in acceptance),
+            "verified_per_position": [
+                sum(column) for column in zip(*(entry.verified_per_position for entry in acceptance), strict=False)
+            ],
+            "accepted_per_position": [
+                sum(column) for column in zip(*(entry.accepted_per_position for entry in acceptance), strict=False)
+            ],
+            "plans": {name: count for name, count in plans.items() if count},
+            "correction": [state.correction.base, state.correction.marginal, state.correction.draft],
+        }
 
 
 def finished_groups(runs_file: Path, num_policies: int) -> set[tuple[int, str, int]]:
