@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,6 @@ END_TEXT = "!?."
 CONFIDENT, DOUBTFUL = 0.9, 0.2
 """Confidence of a draft whose previous token pi' maps rightly, and wrongly."""
 _SIZE = VOCAB_SIZE
-_NUM_TARGET_LAYERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,7 @@ def write_toy_pair(
     target_logit: float = 24.0,
     draft_logit: float = 24.0,
     own_lm_head: bool = False,
+    num_layers: int = 3,
 ) -> ToyPair:
     """Write the pair below `directory` and return it.
 
@@ -135,6 +136,7 @@ def write_toy_pair(
         target_logit: logit of pi(t); the others are zero.
         draft_logit: logit of pi'(t); the others are zero.
         own_lm_head: store a zero output head with the drafter instead of sharing the target's.
+        num_layers: decoder layers of the target; the drafter has as many, but at most 2.
     """
     loop = encode(LOOP_TEXT)
     successor = _successor(loop)
@@ -143,12 +145,13 @@ def write_toy_pair(
         for token in loop[mistake_every - 1 :: mistake_every]:
             draft_successor[token] = successor[successor[token]]
     codes = _hadamard(_SIZE)
-    target = _write_target(directory / "target", codes, successor, target_logit)
+    target = _write_target(directory / "target", codes, successor, target_logit, num_layers)
     wrong = successor != draft_successor
-    tensors = _drafter_tensors(codes, draft_successor, draft_logit, wrong)
+    config = _drafter_config(block_size, num_layers)
+    tensors = _drafter_tensors(config, codes, draft_successor, draft_logit, wrong)
     if own_lm_head:
         tensors["lm_head.weight"] = np.zeros((VOCAB_SIZE, _SIZE), np.float32)
-    drafter = write_directory(directory / "drafter", _drafter_config(block_size), tensors)
+    drafter = write_directory(directory / "drafter", config, tensors)
     return ToyPair(target, drafter, block_size, successor, draft_successor, target_logit, draft_logit)
 
 
@@ -193,13 +196,13 @@ _SHAPE = {
 
 
 def _write_target(
-    directory: Path, codes: npt.NDArray[np.float32], successor: npt.NDArray[np.int64], logit: float
+    directory: Path, codes: npt.NDArray[np.float32], successor: npt.NDArray[np.int64], logit: float, num_layers: int
 ) -> Path:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         **_SHAPE,
-        "num_hidden_layers": _NUM_TARGET_LAYERS,
+        "num_hidden_layers": num_layers,
         "hidden_act": "silu",
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,
@@ -207,7 +210,7 @@ def _write_target(
     rng = np.random.default_rng(0)
     tensors = {"model.embed_tokens.weight": codes, "model.norm.weight": np.ones(_SIZE, np.float32)}
     tensors["lm_head.weight"] = _encode_map(codes, successor, logit)
-    for layer in range(_NUM_TARGET_LAYERS):
+    for layer in range(num_layers):
         prefix = f"model.layers.{layer}."
         tensors |= layer_tensors(rng, config, prefix, qk_norm=False)
         # The two projections that write to the residual stream.
@@ -219,27 +222,35 @@ def _write_target(
     return directory
 
 
-def _drafter_config(block_size: int) -> dict[str, object]:
-    overrides = {"num_target_layers": _NUM_TARGET_LAYERS, "target_layer_ids": [0, 1], "block_size": block_size}
+def _drafter_config(block_size: int, num_target_layers: int) -> dict[str, Any]:
+    num_layers = min(2, num_target_layers)
+    overrides = {
+        "num_target_layers": num_target_layers,
+        "target_layer_ids": list(range(num_layers)),
+        "num_hidden_layers": num_layers,
+        "layer_types": ["full_attention"] * num_layers,
+        "block_size": block_size,
+    }
     return drafter_config(**_SHAPE, **overrides, mask_token_id=MASK, markov_rank=_SIZE)
 
 
 def _drafter_tensors(
+    config: dict[str, Any],
     codes: npt.NDArray[np.float32],
     draft_successor: npt.NDArray[np.int64],
     logit: float,
     wrong: npt.NDArray[np.bool_],
 ) -> dict[str, npt.NDArray[np.float32]]:
-    config = _drafter_config(1)
     rng = np.random.default_rng(1)
+    num_layers = config["num_hidden_layers"]
     tensors: dict[str, npt.NDArray[np.float32]] = {}
-    for layer in range(2):
+    for layer in range(num_layers):
         tensors |= layer_tensors(rng, config, f"layers.{layer}.", qk_norm=True)
     confidence = np.where(wrong, DOUBTFUL, CONFIDENT)
     # The codes are orthogonal, so this vector has the wanted logit with each of them.
     weight = np.log(confidence / (1 - confidence)) @ codes / _SIZE
     return tensors | {
-        "fc.weight": (rng.standard_normal((_SIZE, 2 * _SIZE)) / 16).astype(np.float32),
+        "fc.weight": (rng.standard_normal((_SIZE, num_layers * _SIZE)) / 16).astype(np.float32),
         "hidden_norm.weight": np.ones(_SIZE, np.float32),
         # Hidden states of zero: no base logits, no part in the confidence.
         "norm.weight": np.zeros(_SIZE, np.float32),

@@ -12,7 +12,7 @@ from helpers.virtual_engine import VirtualEngine
 
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.runtime import Request, SamplingParams, Session
-from trtllm_dspark.runtime.proposers._features import MOST_PENDING
+from trtllm_dspark.runtime.proposers._features import MAX_PENDING_BYTES
 from trtllm_dspark.runtime.proposers.block import BlockProposer
 from trtllm_dspark.runtime.stats import SessionStats
 from trtllm_dspark.runtime.timing import PassTimer
@@ -218,22 +218,26 @@ def test_virtual_session_times_are_predicted() -> None:
 
 
 def test_features_that_wait_in_a_bypass_are_bounded_and_hold_no_pass() -> None:
-    absorbed: list[int] = []
+    most_pending, size = 500, MAX_PENDING_BYTES // (4 * 500)
+    absorbed: list[list[int]] = []
     engine = SimpleNamespace(
-        limits=SimpleNamespace(max_num_tokens=4096), absorb=lambda batch: absorbed.append(len(batch.features))
+        limits=SimpleNamespace(max_num_tokens=4096, feature_size=size),
+        absorb=lambda batch: absorbed.append(batch.row_lens.tolist()),
     )
     proposer = BlockProposer(engine, "rejection", PassTimer(SessionStats(4)))  # type: ignore[arg-type]
     requests: Any = [SimpleNamespace(features=[], num_pending=0, num_context=0, slot=slot) for slot in range(2)]
     most = 0
     for _ in range(400):
         whole = np.zeros((4, 2), np.float32)
-        for row, request in enumerate(requests):
-            request.features.append(whole[2 * row : 2 * row + 2])
-            request.num_pending += 2
+        for request, rows in zip(requests, (whole[:3], whole[3:]), strict=True):
+            request.features.append(rows)
+            request.num_pending += len(rows)
         proposer.catch_up(requests, lazy=True)
         for request in requests:
             assert all(part.base is None for part in request.features)
             request.num_pending = sum(map(len, request.features))
         most = max(most, sum(request.num_pending for request in requests))
-    assert MOST_PENDING - 8 < most < MOST_PENDING
-    assert sum(absorbed) + sum(request.num_pending for request in requests) == 1600
+    assert most_pending - 4 <= most <= most_pending
+    # The one that has more waiting makes room, the other goes on waiting.
+    assert absorbed[0] == [3 * (most_pending // 4 + 1)]
+    assert sum(map(sum, absorbed)) + sum(request.num_pending for request in requests) == 1600

@@ -15,8 +15,8 @@ from trtllm_dspark.runtime.sampling import SamplingCache
 from trtllm_dspark.runtime.timing import PassTimer
 from trtllm_dspark.speculation.controller import RoundPlan
 
-MOST_PENDING = 512
-"""Tokens whose features wait at once; five layers of 4,096 make 80 KB of one."""
+MAX_PENDING_BYTES = 64 << 20
+"""Host memory in which features wait: of 5,800 tokens at five layers of 576, of 800 at five of 4,096."""
 Scalar = TypeVar("Scalar", np.int64, np.float32)
 
 
@@ -34,6 +34,7 @@ class FeatureProposer:
         self._acceptance = acceptance
         self._timer = timer
         self._sampling = SamplingCache()
+        self._most_pending = MAX_PENDING_BYTES // (4 * engine.limits.feature_size)
 
     @property
     def draft_len(self) -> int:
@@ -67,8 +68,8 @@ class FeatureProposer:
         """Absorb what plain rounds leave behind, if lazy once a good deal has gathered.
 
         Nothing reads the context meanwhile, one pass over many tokens costs less than many over one, and a request
-        that ends before anything is drafted for it is never charged. What waits lies in the host's memory, so all
-        requests together keep no more than `MOST_PENDING` tokens waiting.
+        that ends before anything is drafted for it is never charged. What waits lies in the host's memory: where that
+        of all requests exceeds `MAX_PENDING_BYTES`, those with the most are absorbed until half of it is left.
         """
         overdue = self._overdue(requests, lazy=lazy)
         if any(overdue):
@@ -77,10 +78,19 @@ class FeatureProposer:
     def _overdue(self, requests: list[ActiveRequest], *, lazy: bool) -> list[bool]:
         """Return which requests must not wait any longer."""
         ready = [self._ready(request) for request in requests]
-        if not lazy or sum(ready) >= MOST_PENDING:
+        if not lazy:
             return [count > 0 for count in ready]
         self._own_features(requests)
-        return [count >= self._engine.limits.max_num_tokens for count in ready]
+        most = self._most_pending
+        overdue = [count >= self._engine.limits.max_num_tokens for count in ready]
+        left = sum([count for count, over in zip(ready, overdue, strict=True) if not over])
+        if left > most:
+            for place in sorted(range(len(ready)), key=lambda place: -ready[place]):
+                if left <= most // 2:
+                    break
+                left -= 0 if overdue[place] else ready[place]
+                overdue[place] = True
+        return overdue
 
     def _own_features(self, requests: list[ActiveRequest]) -> None:
         """Let go of the pass a request's newest features are a view of: it holds every mate's rows too."""
