@@ -1,10 +1,11 @@
 """Build an engine of the tests' closed-form pair, whose every token is known, to load a server with.
 
 Usage: build_toy_engine.py --output_dir D [--mistake_every 5] [--max_batch_size 8] [--max_seq_len 512]
-       [--weight_dtype float32|int8|w8a8] [--num_layers 3] [--block_size 7]
+       [--weight_dtype float32|int8|w8a8] [--num_layers 3] [--num_heads 4]
+       [--block_size 7]
 
-`--mistake_every 0`: the drafter is never wrong, so that every round emits a whole block. Fewer layers and longer blocks
-leave less to the networks and more to what serves them.
+`--mistake_every 0`: the drafter is never wrong, so that every round emits a whole block. Fewer layers and heads
+and longer blocks leave less to the networks and more to what serves them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def main() -> int:
     parser.add_argument("--max_batch_size", type=int, default=8)
     parser.add_argument("--max_seq_len", type=int, default=512)
     parser.add_argument("--num_layers", type=int, default=3)
+    parser.add_argument("--num_heads", type=int, default=4)
     parser.add_argument("--block_size", type=int, default=7)
     parser.add_argument("--weight_dtype", default="float32", choices=("float32", "int8", "w8a8"))
     args = parser.parse_args()
@@ -36,6 +38,7 @@ def main() -> int:
             Path(directory),
             mistake_every=args.mistake_every or None,
             num_layers=args.num_layers,
+            num_heads=args.num_heads,
             block_size=args.block_size,
         )
         build_engine(

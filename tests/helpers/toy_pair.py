@@ -126,6 +126,7 @@ def write_toy_pair(
     draft_logit: float = 24.0,
     own_lm_head: bool = False,
     num_layers: int = 3,
+    num_heads: int = 4,
 ) -> ToyPair:
     """Write the pair below `directory` and return it.
 
@@ -136,7 +137,8 @@ def write_toy_pair(
         target_logit: logit of pi(t); the others are zero.
         draft_logit: logit of pi'(t); the others are zero.
         own_lm_head: store a zero output head with the drafter instead of sharing the target's.
-        num_layers: decoder layers of the target; the drafter has as many, but at most 2.
+        num_layers: decoder layers of the target, at least 2; the drafter has one less, but at most 2.
+        num_heads: attention heads of both, two a KV head where they are even.
     """
     loop = encode(LOOP_TEXT)
     successor = _successor(loop)
@@ -145,9 +147,9 @@ def write_toy_pair(
         for token in loop[mistake_every - 1 :: mistake_every]:
             draft_successor[token] = successor[successor[token]]
     codes = _hadamard(_SIZE)
-    target = _write_target(directory / "target", codes, successor, target_logit, num_layers)
+    target = _write_target(directory / "target", codes, successor, target_logit, _shape(num_heads), num_layers)
     wrong = successor != draft_successor
-    config = _drafter_config(block_size, num_layers)
+    config = _drafter_config(_shape(num_heads), block_size, num_layers)
     tensors = _drafter_tensors(config, codes, draft_successor, draft_logit, wrong)
     if own_lm_head:
         tensors["lm_head.weight"] = np.zeros((VOCAB_SIZE, _SIZE), np.float32)
@@ -183,8 +185,6 @@ _SHAPE = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": _SIZE,
     "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 64,
     "attention_bias": False,
     "bos_token_id": None,
@@ -195,13 +195,23 @@ _SHAPE = {
 }
 
 
+def _shape(num_heads: int) -> dict[str, Any]:
+    num_kv_heads = num_heads // 2 if num_heads % 2 == 0 else num_heads
+    return _SHAPE | {"num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads}
+
+
 def _write_target(
-    directory: Path, codes: npt.NDArray[np.float32], successor: npt.NDArray[np.int64], logit: float, num_layers: int
+    directory: Path,
+    codes: npt.NDArray[np.float32],
+    successor: npt.NDArray[np.int64],
+    logit: float,
+    shape: dict[str, Any],
+    num_layers: int,
 ) -> Path:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        **_SHAPE,
+        **shape,
         "num_hidden_layers": num_layers,
         "hidden_act": "silu",
         "rope_theta": 10000.0,
@@ -222,8 +232,8 @@ def _write_target(
     return directory
 
 
-def _drafter_config(block_size: int, num_target_layers: int) -> dict[str, Any]:
-    num_layers = min(2, num_target_layers)
+def _drafter_config(shape: dict[str, Any], block_size: int, num_target_layers: int) -> dict[str, Any]:
+    num_layers = min(2, num_target_layers - 1)
     overrides = {
         "num_target_layers": num_target_layers,
         "target_layer_ids": list(range(num_layers)),
@@ -231,7 +241,7 @@ def _drafter_config(block_size: int, num_target_layers: int) -> dict[str, Any]:
         "layer_types": ["full_attention"] * num_layers,
         "block_size": block_size,
     }
-    return drafter_config(**_SHAPE, **overrides, mask_token_id=MASK, markov_rank=_SIZE)
+    return drafter_config(**shape, **overrides, mask_token_id=MASK, markov_rank=_SIZE)
 
 
 def _drafter_tensors(

@@ -24,9 +24,9 @@ from trtllm_dspark.checkpoint.int8_rows import quantise_rows
 from trtllm_dspark.reference.models import drafter_block, drafter_context, target_forward
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> ToyPair:
-    return write_toy_pair(tmp_path_factory.mktemp("toy"))
+@pytest.fixture(scope="module", params=[{}, {"num_layers": 2, "num_heads": 1}], ids=["usual", "small"])
+def pair(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> ToyPair:
+    return write_toy_pair(tmp_path_factory.mktemp("toy"), **request.param)
 
 
 @pytest.fixture(scope="module")
