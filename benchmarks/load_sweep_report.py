@@ -237,10 +237,7 @@ def _pooled(by_domain: list[list[Run]]) -> list[Run]:
             {
                 **parts[0],
                 "domain": "all",
-                **{
-                    key: sum(p[key] for p in parts)
-                    for key in ("seconds", "tokens", "whole_seconds", "whole_tokens", "verify_rounds", "emitted")
-                },
+                **{key: sum(part[key] for part in parts) for key in SUMMED},
                 **{
                     key: np.sum([part[key] for part in parts], axis=0).tolist()
                     for key in ("verified_per_position", "accepted_per_position")
