@@ -404,23 +404,85 @@ class BlockStatistics:
             verify_len: [R] int64 drafts verified, 0..gamma.
             accepted: [R] int64 drafts accepted, 0..gamma.
         """
-    def evaluate(self, rows: Int, caps: Int, verify_us: Float, draft_us: float) -> tuple[Real, float, float]:
+    def evaluate(
+        self,
+        rows: Int,
+        caps: Int,
+        verify_us: Float,
+        draft_us: float,
+        base: float = 1.0,
+        marginal: float = 1.0,
+    ) -> tuple[float, float]:
         """Choose the threshold of each of R rows as if the whole batch were like it.
 
         Args:
             rows: [R] int64.
             caps: [R] int64, drafts of each that may be verified; those without any do not enter the means.
-            verify_us: [R * (gamma + 1) + 1] float32 microseconds of a pass over T tokens of R requests.
+            verify_us: [R * (gamma + 1) + 1] float32 microseconds of a pass over T tokens of R requests, as measured once.
             draft_us: microseconds of a draft for all.
+            base: factor on `verify_us[R]`, a pass over one token of each.
+            marginal: factor on what more tokens add to it.
 
         Returns:
-            [3, R] float64: predicted rate of speculating over that of plain decoding, minus 1; tokens that drafts add,
-            and microseconds that verifying them takes. The mean rate, and the mean threshold, each taken as 1 at most.
+            Means of the predicted rate of speculating over that of plain decoding, minus 1, and of the threshold, each
+            taken as 1 at most.
+        """
+    def worth(self, rows: Int) -> Real:
+        """Return [3, R] float64 as evaluated last, 0 for rows that never were.
+
+        The predicted rate of speculating over that of plain decoding, minus 1; tokens that drafts add; microseconds that
+        verifying them takes, as one request's part of a batch.
+        """
+    def verify_lens(
+        self, rows: Int, caps: Int, confidence: Float, *, budget: int, unknown: float, probed: int = -1
+    ) -> Int:
+        """Return [R] int64 drafts to verify: those before the first whose survival is below its request's threshold.
+
+        What the budget cannot hold is cut in (step, request) order, as `schedule_prefixes` does in mode `threshold`.
+
+        Args:
+            rows: [R] int64, -1 for a request without a row.
+            caps: [R] int64 >= 0, most drafts of each request.
+            confidence: [R, gamma] float32, calibrated; NaN counts as 0, what is out of [0, 1] as the nearer end.
+            budget: drafts of all that may be verified.
+            unknown: threshold of row -1 and of rows that were never evaluated.
+            probed: row of which one draft is verified whatever its survival, if the budget holds it; -1 = none.
         """
     def thresholds(self, rows: Int, unknown: float) -> Float:
         """Return [R] float32 thresholds as evaluated last; `unknown` for row -1 and rows that never were."""
     def blocks(self, rows: Int) -> Real:
         """Return [R] float64 blocks that count, old ones less."""
+
+class RoundVerdict:
+    """Who of a round's requests rests, and what the drafts of the others bring together.
+
+    Attributes:
+        num_judged: requests that may draft.
+        num_resting: how many of those rest.
+        entered: whether one that speculated rests now.
+        fresh: whether one that rests is new and loses no more than `heavy_loss`.
+        span: rows of the batch from the first to the last that drafts; 0 where none does.
+        extra_tokens: that the drafts are expected to add.
+        more_us: microseconds that verifying them is expected to take.
+        caps: [R] int64, drafts of each that may be verified: none of those that rest. A new array each time.
+    """
+
+    @property
+    def num_judged(self) -> int: ...
+    @property
+    def num_resting(self) -> int: ...
+    @property
+    def entered(self) -> bool: ...
+    @property
+    def fresh(self) -> bool: ...
+    @property
+    def span(self) -> int: ...
+    @property
+    def extra_tokens(self) -> float: ...
+    @property
+    def more_us(self) -> float: ...
+    @property
+    def caps(self) -> Int: ...
 
 class Standings:
     """Which requests rest from speculating: hysteresis over every request's own gain, in rounds (docs/adaptive.md).
@@ -443,18 +505,16 @@ class Standings:
         """Make a row that of a request that was never judged; rows grow by one at a time."""
     def meet(self, rows: Int) -> None:
         """Let those of [R] rows speculate that were never judged."""
-    def judge(self, rows: Int, caps: Int, gains: Real, blocks: Real) -> tuple[Int, int, bool, bool]:
-        """Judge the requests of a round.
+    def judge(self, rows: Int, caps: Int, blocks: BlockStatistics) -> RoundVerdict:
+        """Judge the requests of a round by their gains as evaluated last.
 
         Args:
             rows: [R] int64.
             caps: [R] int64, drafts of each that may be verified; those without any are not judged.
-            gains: [R] float64, predicted rate of speculating over that of plain decoding, minus 1.
-            blocks: [R] float64, known of each; 0 = it is new, and what others show does not stop it.
+            blocks: what has their gains; one that has no block of its own is new, and what others show does not stop it.
 
-        Returns:
-            [N] int64 places of those that rest, how many were judged, whether one that speculated rests now, and
-            whether one that rests is new and loses no more than `heavy_loss`.
+        Raises:
+            NativeError: one that is judged was not evaluated since its row was reset.
         """
 
 def philox(seed: int, position: int, stream: int, block: int = 0) -> tuple[int, int, int, int]:

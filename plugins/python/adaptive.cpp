@@ -1,9 +1,8 @@
-//! BlockStatistics and Standings: what mode adaptive keeps about requests.
+//! BlockStatistics and Standings: what mode adaptive keeps about requests and decides about a round of them.
 
 #include <nanobind/stl/tuple.h>
 
-#include "dspark/host/block_statistics.h"
-#include "dspark/host/standings.h"
+#include "dspark/host/adaptive_round.h"
 #include "types.h"
 
 namespace dspark::python {
@@ -86,20 +85,54 @@ void addBlocks(BlockStatistics* self, nb::object const& rows, nb::object const& 
     self->add(count, at.data, c.data, lens.data, kept.data);
 }
 
-std::tuple<nb::object, double, double> evaluateBatch(BlockStatistics* self, nb::object const& rows,
-                                                     nb::object const& caps, nb::object const& verify_us,
-                                                     double draft_us) {
+std::tuple<double, double> evaluateBatch(BlockStatistics* self, nb::object const& rows, nb::object const& caps,
+                                         nb::object const& verify_us, double draft_us, double base, double marginal) {
     if (self->empty()) throw NativeFailure(kBlocks, Code::kMissing, "no block was added yet");
     View<int64_t> const at = rowsOf(kBlocks, *self, rows);
     int64_t const count = at.size(0);
     View<int64_t> const cap = view<int64_t>(kBlocks, "caps", caps, {{"R", count}});
     int64_t const entries = count * (self->gamma() + 1) + 1;
     View<float> const curve = view<float>(kBlocks, "verify_us", verify_us, {{"R * (gamma + 1) + 1", entries}});
-    std::vector<double> worth(3 * static_cast<size_t>(count));
-    double* const first = worth.data();
-    host::BatchMeans const means = self->evaluate(at.data, cap.data, {count, curve.data, draft_us},
-                                                  {first, first + count, first + 2 * count});
-    return {toNumpy(std::move(worth), {3, static_cast<size_t>(count)}), means.gain, means.threshold};
+    host::BatchCosts const costs = {count, curve.data, static_cast<float>(base), static_cast<float>(marginal), draft_us};
+    host::BatchMeans const means = self->evaluate(at.data, cap.data, costs);
+    return {means.gain, means.threshold};
+}
+
+nb::object worthOf(BlockStatistics const& self, nb::object const& rows) {
+    View<int64_t> const at = rowsOf(kBlocks, self, rows);
+    size_t const count = static_cast<size_t>(at.size(0));
+    std::vector<double> values(3 * count);
+    for (size_t i = 0; i < count; ++i) {
+        host::Worth const& worth = self.worth(at.data[i]);
+        values[i] = worth.gain;
+        values[count + i] = worth.extra_tokens;
+        values[2 * count + i] = worth.more_us;
+    }
+    return toNumpy(std::move(values), {3, count});
+}
+
+//! The requests of a round, checked.
+struct Round {
+    View<int64_t> rows, caps;
+
+    template <class Rows>
+    Round(char const* op, Rows const& self, nb::object const& row_numbers, nb::object const& most, int64_t lowest)
+        : rows(rowsOf(op, self, row_numbers, lowest)), caps(view<int64_t>(op, "caps", most, {{"R", rows.size(0)}})) {
+        if (rows.size(0) > kMaxRequests) throw NativeFailure(op, Code::kBadArgument, "more than 2**20 requests");
+    }
+    host::RoundRequests requests() const { return {rows.size(0), rows.data, caps.data}; }
+};
+
+nb::object chooseLengths(BlockStatistics const& self, nb::object const& rows, nb::object const& caps,
+                         nb::object const& confidence, int64_t budget, double unknown, int64_t probed) {
+    Round const round(kBlocks, self, rows, caps, -1);
+    int64_t const count = round.rows.size(0);
+    View<float> const c = view<float>(kBlocks, "confidence", confidence, {{"R", count}, {"gamma", self.gamma()}});
+    checkRange(kBlocks, "caps", round.caps.data, count, 0, int64_t{1} << 31);
+    if (budget < 0) throw NativeFailure(kBlocks, Code::kBadArgument, "budget must be >= 0");
+    std::vector<int64_t> lengths(static_cast<size_t>(count));
+    host::verifyLens(round.requests(), self, {c.data, static_cast<float>(unknown), budget, probed}, lengths.data());
+    return toNumpy(std::move(lengths), {static_cast<size_t>(count)});
 }
 
 template <class T, class Function>
@@ -121,18 +154,28 @@ void makeStandings(Standings* self, double enter, double leave, double heavy_los
     new (self) Standings({enter, leave, heavy_loss, smoothing, patience, heavy_weight});
 }
 
-std::tuple<nb::object, int64_t, bool, bool> judgeRound(Standings* self, nb::object const& rows, nb::object const& caps,
-                                                       nb::object const& gains, nb::object const& blocks) {
-    View<int64_t> const at = rowsOf(kStandings, *self, rows);
-    int64_t const count = at.size(0);
-    View<int64_t> const cap = view<int64_t>(kStandings, "caps", caps, {{"R", count}});
-    View<double> const gain = view<double>(kStandings, "gains", gains, {{"R", count}});
-    View<double> const known = view<double>(kStandings, "blocks", blocks, {{"R", count}});
-    std::vector<int64_t> resting(static_cast<size_t>(count));
-    host::RoundVerdict const verdict = self->judge({count, at.data, cap.data, gain.data, known.data}, resting.data());
-    size_t const num_resting = static_cast<size_t>(verdict.num_resting);
-    resting.resize(num_resting);
-    return {toNumpy(std::move(resting), {num_resting}), verdict.num_judged, verdict.entered, verdict.fresh};
+struct Verdict {
+    host::RoundVerdict found;
+    std::vector<int64_t> caps;
+};
+
+Verdict judgeBatch(Standings* self, nb::object const& rows, nb::object const& caps, BlockStatistics const& blocks) {
+    Round const round(kStandings, *self, rows, caps, 0);
+    int64_t const count = round.rows.size(0);
+    checkRange(kStandings, "rows", round.rows.data, count, 0, blocks.numRows());
+    for (int64_t i = 0; i < count; ++i) {
+        if (round.caps.data[i] <= 0 || blocks.evaluated(round.rows.data[i])) continue;
+        throw NativeFailure(kStandings, Code::kMissing, "row " + std::to_string(round.rows.data[i]) +
+                                                            " was not evaluated since it was reset");
+    }
+    Verdict verdict = {{}, std::vector<int64_t>(static_cast<size_t>(count))};
+    verdict.found = host::judgeRound(round.requests(), blocks, self, verdict.caps.data());
+    return verdict;
+}
+
+template <class Number>
+auto verdictField(Number host::RoundVerdict::*field) {
+    return [field](Verdict const& self) { return self.found.*field; };
 }
 
 }  // namespace
@@ -151,7 +194,10 @@ void registerAdaptive(nb::module_& m) {
         .def("add", &addBlocks, nb::arg("rows").none(), nb::arg("confidence").none(), nb::arg("verify_len").none(),
              nb::arg("accepted").none())
         .def("evaluate", &evaluateBatch, nb::arg("rows").none(), nb::arg("caps").none(), nb::arg("verify_us").none(),
-             nb::arg("draft_us"))
+             nb::arg("draft_us"), nb::arg("base") = 1.0, nb::arg("marginal") = 1.0)
+        .def("worth", &worthOf, nb::arg("rows").none())
+        .def("verify_lens", &chooseLengths, nb::arg("rows").none(), nb::arg("caps").none(),
+             nb::arg("confidence").none(), nb::kw_only(), nb::arg("budget"), nb::arg("unknown"), nb::arg("probed") = -1)
         .def(
             "thresholds",
             [](BlockStatistics const& self, nb::object const& rows, float unknown) {
@@ -167,6 +213,16 @@ void registerAdaptive(nb::module_& m) {
             },
             nb::arg("rows").none());
 
+    nb::class_<Verdict>(m, "RoundVerdict")
+        .def_prop_ro("num_judged", verdictField(&host::RoundVerdict::num_judged))
+        .def_prop_ro("num_resting", verdictField(&host::RoundVerdict::num_resting))
+        .def_prop_ro("entered", verdictField(&host::RoundVerdict::entered))
+        .def_prop_ro("fresh", verdictField(&host::RoundVerdict::fresh))
+        .def_prop_ro("span", verdictField(&host::RoundVerdict::span))
+        .def_prop_ro("extra_tokens", verdictField(&host::RoundVerdict::extra_tokens))
+        .def_prop_ro("more_us", verdictField(&host::RoundVerdict::more_us))
+        .def_prop_ro("caps", [](Verdict const& self) { return toNumpy(self.caps, {self.caps.size()}); });
+
     nb::class_<Standings>(m, "Standings")
         .def("__init__", &makeStandings, nb::kw_only(), nb::arg("enter"), nb::arg("leave"),
              nb::arg("heavy_loss"), nb::arg("smoothing"), nb::arg("patience"), nb::arg("heavy_weight"))
@@ -179,8 +235,7 @@ void registerAdaptive(nb::module_& m) {
                 for (int64_t i = 0; i < at.size(0); ++i) self->meet(at.data[i]);
             },
             nb::arg("rows").none())
-        .def("judge", &judgeRound, nb::arg("rows").none(), nb::arg("caps").none(), nb::arg("gains").none(),
-             nb::arg("blocks").none());
+        .def("judge", &judgeBatch, nb::arg("rows").none(), nb::arg("caps").none(), nb::arg("blocks"));
 }
 
 }  // namespace dspark::python

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <array>
 #include <initializer_list>
 #include <memory>
 #include <stdexcept>
@@ -75,12 +76,12 @@ inline std::string dtypeName(nb::dlpack::dtype const& dtype) {
     }
 }
 
-//! Checked, C-contiguous, read-only view; keeps the Python object alive.
+//! Checked, C-contiguous, read-only view of at most four axes; keeps the Python object alive.
 template <class T>
 struct View {
     nb::object owner;
     T const* data = nullptr;
-    std::vector<int64_t> shape;
+    std::array<int64_t, 4> shape = {1, 1, 1, 1};
     explicit operator bool() const { return data != nullptr; }
     int64_t size(size_t axis) const { return shape[axis]; }
 };
@@ -100,39 +101,49 @@ inline std::string describe(std::initializer_list<Dim> dims, char const* type) {
     return text + "] " + type;
 }
 
-//! Check an argument against dtype and shape.
+inline std::string describe(nb::ndarray<nb::ro> const& array) {
+    std::string text = "[";
+    for (size_t axis = 0; axis < array.ndim(); ++axis) {
+        text += (axis ? ", " : "") + std::to_string(array.shape(axis));
+    }
+    return text + "] " + dtypeName(array.dtype());
+}
+
+inline bool fits(nb::ndarray<nb::ro> const& array, nb::dlpack::dtype dtype, std::initializer_list<Dim> dims) {
+    if (array.ndim() != dims.size() || array.dtype() != dtype || array.device_type() != nb::device::cpu::value) return false;
+    size_t axis = 0;
+    for (Dim const& dim : dims) {
+        if (dim.size >= 0 && dim.size != static_cast<int64_t>(array.shape(axis))) return false;
+        ++axis;
+    }
+    return true;
+}
+
+//! Check an argument against dtype and shape; what is said about a wrong one costs a right one nothing.
 template <class T>
 View<T> view(char const* op, char const* name, nb::handle object, std::initializer_list<Dim> dims) {
     static T const empty{};
-    std::string const expected = describe(dims, TypeName<T>::value);
     nb::ndarray<nb::ro> array;
     if (!nb::ndarray_check(object) || !nb::try_cast(object, array, false)) {
-        failShape(op, name, expected, nb::type_name(object.type()).c_str());
+        failShape(op, name, describe(dims, TypeName<T>::value), nb::type_name(object.type()).c_str());
     }
-    std::string got = "[";
-    bool fits = array.ndim() == dims.size() && array.dtype() == nb::dtype<T>() && array.device_type() == nb::device::cpu::value;
-    bool contiguous = true;
-    size_t axis = 0;
-    for (; axis < array.ndim(); ++axis) {
-        got += (axis ? ", " : "") + std::to_string(array.shape(axis));
-        if (axis < dims.size()) {
-            int64_t const want = (dims.begin() + axis)->size;
-            fits = fits && (want < 0 || want == static_cast<int64_t>(array.shape(axis)));
-        }
+    if (!fits(array, nb::dtype<T>(), dims)) {
+        failShape(op, name, describe(dims, TypeName<T>::value), describe(array));
     }
-    int64_t stride = 1;
-    for (axis = array.ndim(); axis-- > 0;) {
-        if (array.shape(axis) > 1 && array.stride(axis) != stride) contiguous = false;
-        stride *= static_cast<int64_t>(array.shape(axis));
-    }
-    contiguous = contiguous || stride == 0;
-    got += "] " + dtypeName(array.dtype());
-    if (!fits) failShape(op, name, expected, got);
-    if (!contiguous) failShape(op, name, expected + " C-contiguous", got + " with gaps (use numpy.ascontiguousarray)");
     View<T> result;
+    int64_t stride = 1;
+    bool contiguous = true;
+    for (size_t axis = array.ndim(); axis-- > 0;) {
+        result.shape[axis] = static_cast<int64_t>(array.shape(axis));
+        if (result.shape[axis] > 1 && array.stride(axis) != stride) contiguous = false;
+        stride *= result.shape[axis];
+    }
+    if (!contiguous && stride != 0) {
+        failShape(op, name, describe(dims, TypeName<T>::value) + " C-contiguous",
+                  describe(array) + " with gaps (use numpy.ascontiguousarray)");
+    }
     result.owner = nb::borrow(object);
     result.data = stride == 0 ? &empty : static_cast<T const*>(array.data());
-    for (axis = 0; axis < array.ndim(); ++axis) result.shape.push_back(static_cast<int64_t>(array.shape(axis)));
     return result;
 }
 

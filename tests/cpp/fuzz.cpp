@@ -2,9 +2,8 @@
 //!
 //! With clang: -fsanitize=fuzzer -DDSPARK_LIBFUZZER. Otherwise `main` feeds it pseudo-random inputs.
 
-#include "dspark/host/block_statistics.h"
+#include "dspark/host/adaptive_round.h"
 #include "dspark/host/chain.h"
-#include "dspark/host/standings.h"
 #include "dspark/pack.h"
 #include "scenario.h"
 
@@ -94,14 +93,22 @@ void fuzzAdaptive(Bytes* bytes) {
         std::vector<float> const confidence = bytes->numbers(count * gamma);
         statistics.add(count, rows.data(), confidence.data(), lens.data(), accepted.data());
         std::vector<float> const curve = bytes->numbers(count * (gamma + 1) + 1);
-        std::vector<double> gains(rows.size()), more(2 * rows.size());
-        double const draft_us = static_cast<double>(bytes->number());
-        host::BatchWorth const worth = {gains.data(), more.data(), more.data() + count};
-        statistics.evaluate(rows.data(), lens.data(), {count, curve.data(), draft_us}, worth);
-        std::vector<int64_t> resting(rows.size());
+        host::BatchCosts const costs = {count, curve.data(), bytes->number(), bytes->number(),
+                                        static_cast<double>(bytes->number())};
+        statistics.evaluate(rows.data(), lens.data(), costs);
+        std::vector<int64_t> caps(rows.size()), lengths(rows.size());
         host::RoundVerdict const verdict =
-            standings.judge({count, rows.data(), lens.data(), gains.data(), gains.data()}, resting.data());
-        CHECK(verdict.num_resting <= verdict.num_judged && verdict.num_judged <= count);
+            host::judgeRound({count, rows.data(), lens.data()}, statistics, &standings, caps.data());
+        CHECK(verdict.num_resting <= verdict.num_judged && verdict.num_judged <= count && verdict.span <= count);
+        int64_t const budget = bytes->below(count * gamma + 2), probed = bytes->below(most + 1) - 1;
+        host::verifyLens({count, rows.data(), caps.data()}, statistics,
+                         {confidence.data(), bytes->number(), budget, probed}, lengths.data());
+        int64_t sum = 0;
+        for (size_t i = 0; i < lengths.size(); ++i) {
+            CHECK(lengths[i] >= 0 && lengths[i] <= caps[i]);
+            sum += lengths[i];
+        }
+        CHECK(sum <= budget);
     }
 }
 

@@ -1,10 +1,9 @@
-//! Statistics and standings of requests, on exact-size heap arrays, so that a sanitizer sees any access beyond them.
+//! What mode adaptive keeps and decides, on exact-size heap arrays, so that a sanitizer sees any access beyond them.
 
 #include <cmath>
 
 #include "check.h"
-#include "dspark/host/block_statistics.h"
-#include "dspark/host/standings.h"
+#include "dspark/host/adaptive_round.h"
 
 using namespace dspark;
 using namespace dspark::test;
@@ -60,26 +59,31 @@ void testHistories(int gamma, int num_thresholds, bool odd) {
         for (float& c : confidence) c = odd && random.below(4) == 0 ? strange[random.below(5)] : random.uniform();
         statistics.add(static_cast<int64_t>(rows.size()), rows.data(), confidence.data(), lens.data(), accepted.data());
         if (statistics.empty()) continue;
-        std::vector<double> gains(rows.size()), blocks(rows.size()), more(2 * rows.size());
         int const count = static_cast<int>(rows.size());
         std::vector<float> const curve = line(count, gamma, 3.0f);
-        host::BatchWorth const worth = {gains.data(), more.data(), more.data() + count};
-        statistics.evaluate(rows.data(), caps.data(), {count, curve.data(), 20.0}, worth);
+        statistics.evaluate(rows.data(), caps.data(), {count, curve.data(), 1.0f, 1.0f, 20.0});
         for (size_t i = 0; i < rows.size(); ++i) {
-            blocks[i] = statistics.blocks(rows[i]);
-            CHECK(blocks[i] >= 1.0 && blocks[i] < 10.0);
+            double const blocks = statistics.blocks(rows[i]), gain = statistics.worth(rows[i]).gain;
+            CHECK(blocks >= 1.0 && blocks < 10.0);
             float const chosen = statistics.threshold(rows[i], -1.0f);
             CHECK(std::find(thresholds.begin(), thresholds.end(), chosen) != thresholds.end());
-            CHECK(odd || (gains[i] > -1.0 && gains[i] < kRules.max_ratio * gamma));
+            CHECK(odd || (gain > -1.0 && gain < kRules.max_ratio * gamma));
         }
-        std::vector<int64_t> resting(rows.size());
+        std::vector<int64_t> allowed(rows.size()), lengths(rows.size());
         host::RoundVerdict const verdict =
-            standings.judge({count, rows.data(), caps.data(), gains.data(), blocks.data()}, resting.data());
-        CHECK(verdict.num_resting <= verdict.num_judged && verdict.num_judged <= count);
-        for (int64_t i = 0; i < verdict.num_resting; ++i) {
-            int64_t const place = resting[static_cast<size_t>(i)];
-            CHECK(place >= 0 && place < count && caps[static_cast<size_t>(place)] > 0);
+            host::judgeRound({count, rows.data(), caps.data()}, statistics, &standings, allowed.data());
+        CHECK(verdict.num_resting <= verdict.num_judged && verdict.num_judged <= count && verdict.span <= count);
+        int64_t const budget = random.below(count * gamma + 1), probed = random.below(20);
+        host::verifyLens({count, rows.data(), allowed.data()}, statistics, {confidence.data(), 0.5f, budget, probed},
+                         lengths.data());
+        int64_t num_resting = 0, sum = 0;
+        for (size_t i = 0; i < rows.size(); ++i) {
+            CHECK(allowed[i] == 0 || allowed[i] == caps[i]);
+            CHECK(lengths[i] >= 0 && lengths[i] <= allowed[i]);
+            num_resting += allowed[i] != caps[i];
+            sum += lengths[i];
         }
+        CHECK(num_resting == verdict.num_resting && sum <= budget);
     }
 }
 
@@ -92,28 +96,64 @@ void testKnownGains() {
     std::vector<float> const sure(6, 1.0f);
     for (int block = 0; block < 50; ++block) statistics.add(2, rows, sure.data(), lens, accepted);
     CHECK(statistics.acceptedRatio() == 1.0);
-    double gains[2], tokens[2], us[2];
-    host::BatchWorth const worth = {gains, tokens, us};
+    host::Worth const &first = statistics.worth(0), &second = statistics.worth(1);
     // Free drafts that are all accepted: four tokens in the time of one.
     std::vector<float> const level = line(2, 3, 0.0f);
-    host::BatchMeans const free = statistics.evaluate(rows, caps, {2, level.data(), 0.0}, worth);
-    CHECK(std::fabs(gains[0] - 3.0) < 1e-9 && std::fabs(gains[1] - 3.0) < 1e-9);
-    CHECK(std::fabs(tokens[0] - 3.0) < 1e-9 && us[0] == 0.0);
-    CHECK(free.gain == gains[0] && free.threshold == 1.0);
+    host::BatchMeans const free = statistics.evaluate(rows, caps, {2, level.data(), 1.0f, 1.0f, 0.0});
+    CHECK(std::fabs(first.gain - 3.0) < 1e-9 && std::fabs(second.gain - 3.0) < 1e-9);
+    CHECK(std::fabs(first.extra_tokens - 3.0) < 1e-9 && first.more_us == 0.0);
+    CHECK(free.gain == first.gain && free.threshold == 1.0);
     // A draft as dear as the pass halves that; drafts that cost twice a pass each are not worth anything.
-    std::vector<float> const dear = line(2, 3, 200.0f);
-    statistics.evaluate(rows, caps, {2, level.data(), 100.0}, worth);
-    CHECK(std::fabs(gains[0] - 1.0) < 1e-9);
-    statistics.evaluate(rows, caps, {2, dear.data(), 0.0}, worth);
-    CHECK(gains[0] < -0.4);
+    statistics.evaluate(rows, caps, {2, level.data(), 1.0f, 1.0f, 100.0});
+    CHECK(std::fabs(first.gain - 1.0) < 1e-9);
+    // Nor are those of a table that is twice too low for a pass, and for what drafts add 200 times.
+    std::vector<float> const dear = line(2, 3, 2.0f);
+    statistics.evaluate(rows, caps, {2, dear.data(), 2.0f, 200.0f, 0.0});
+    CHECK(first.gain < -0.4);
+}
+
+//! A request that joins, evaluated by what is known of one whose drafts are all accepted; `rise` is what each costs.
+BlockStatistics joined(float rise) {
+    BlockStatistics statistics(3, levels(4), kRules);
+    statistics.reset(0);
+    statistics.reset(1);
+    int64_t const row = 0, both[] = {0, 1}, caps[] = {3, 3}, three = 3;
+    std::vector<float> const sure(3, 1.0f), curve = line(2, 3, rise);
+    for (int block = 0; block < 20; ++block) statistics.add(1, &row, sure.data(), &three, &three);
+    statistics.evaluate(both, caps, {2, curve.data(), 1.0f, 1.0f, rise > 1.0f ? 50.0 : 0.0});
+    return statistics;
+}
+
+void testRounds() {
+    int64_t const rows[] = {0, 1, -1}, caps[] = {3, 3, 2};
+    int64_t allowed[2], lengths[3];
+    for (float const rise : {0.0f, 200.0f}) {
+        BlockStatistics const statistics = joined(rise);
+        Standings standings(kRest);
+        standings.reset(0);
+        standings.reset(1);
+        host::RoundVerdict const verdict = host::judgeRound({2, rows, caps}, statistics, &standings, allowed);
+        bool const pays = rise == 0.0f;
+        CHECK(verdict.num_judged == 2 && verdict.num_resting == (pays ? 0 : 2));
+        CHECK(verdict.span == (pays ? 2 : 0) && verdict.entered == false && !verdict.fresh);
+        CHECK(allowed[0] == (pays ? 3 : 0) && allowed[1] == allowed[0]);
+        CHECK(verdict.extra_tokens == (pays ? statistics.worth(0).extra_tokens + statistics.worth(1).extra_tokens : 0.0));
+    }
+    // Those that are known verify what is certain, one without a row what the threshold given for it allows.
+    BlockStatistics const statistics = joined(0.0f);
+    CHECK(statistics.threshold(0, 0.0f) == 1.0f);
+    float const confidence[] = {1.0f, 1.0f, 0.5f, 0.9f, 1.0f, 1.0f, 0.9f, 0.9f, 0.9f};
+    host::verifyLens({3, rows, caps}, statistics, {confidence, 0.75f, 9, -1}, lengths);
+    CHECK(lengths[0] == 2 && lengths[1] == 0 && lengths[2] == 2);
+    host::verifyLens({3, rows, caps}, statistics, {confidence, 0.75f, 9, 1}, lengths);
+    CHECK(lengths[0] == 2 && lengths[1] == 1 && lengths[2] == 2);
+    // A budget keeps the first drafts, and a probe takes no room from them.
+    host::verifyLens({3, rows, caps}, statistics, {confidence, 0.75f, 3, 1}, lengths);
+    CHECK(lengths[0] == 2 && lengths[1] == 0 && lengths[2] == 1);
 }
 
 //! Judge one request with a gain; return whether it rests.
-bool rests(Standings* standings, double gain, double blocks) {
-    int64_t const row = 0, cap = 1;
-    int64_t resting = -1;
-    return standings->judge({1, &row, &cap, &gain, &blocks}, &resting).num_resting == 1;
-}
+bool rests(Standings* standings, double gain, bool is_new) { return standings->judge(0, gain, is_new).rests; }
 
 void testStandings() {
     Standings standings(kRest);
@@ -122,19 +162,20 @@ void testStandings() {
         standings.meet(0);
     };
     standings.reset(0);
-    CHECK(rests(&standings, -0.01, 0.0) && rests(&standings, 0.02, 3.0) && !rests(&standings, 0.04, 3.0));
+    CHECK(rests(&standings, -0.01, true) && rests(&standings, 0.02, false) && !rests(&standings, 0.04, false));
     speculating();
-    for (int round = 1; round < 8; ++round) CHECK(!rests(&standings, -0.01, 3.0));
-    CHECK(rests(&standings, -0.01, 3.0));
+    for (int round = 1; round < 8; ++round) CHECK(!rests(&standings, -0.01, false));
+    host::Ruling const tired = standings.judge(0, -0.01, false);
+    CHECK(tired.rests && tired.entered && !tired.fresh);
     speculating();
-    CHECK(!rests(&standings, -0.2, 3.0));
-    CHECK(rests(&standings, -0.2, 3.0));
+    CHECK(!rests(&standings, -0.2, false));
+    CHECK(rests(&standings, -0.2, false));
     speculating();
-    for (int round = 0; round < 30; ++round) CHECK(!rests(&standings, -0.2, 0.0));
-    int64_t const row = 0, cap = 0;
-    double const gain = -0.5, blocks = 3.0;
-    host::RoundVerdict const nobody = standings.judge({1, &row, &cap, &gain, &blocks}, nullptr);
-    CHECK(nobody.num_judged == 0 && nobody.num_resting == 0 && !nobody.entered && !nobody.fresh);
+    for (int round = 0; round < 30; ++round) CHECK(!rests(&standings, -0.2, true));
+    standings.reset(0);
+    host::Ruling const joined_poor = standings.judge(0, -0.05, true);
+    CHECK(joined_poor.rests && !joined_poor.entered && joined_poor.fresh);
+    CHECK(!standings.judge(0, -0.2, true).fresh);
 }
 
 }  // namespace
@@ -147,6 +188,7 @@ int main() {
         }
     }
     testKnownGains();
+    testRounds();
     testStandings();
     return report("adaptive");
 }

@@ -101,6 +101,20 @@ class NumpyBlockStatistics:
         found = np.array([np.nan if row < 0 else self.expected[row, 0] for row in rows])
         return np.where(np.isnan(found), unknown, found).astype(np.float32)
 
+    def verify_lens(
+        self, rows: IntArray, caps: IntArray, confidence: FloatArray, *, budget: int, unknown: float, probed: int = -1
+    ) -> IntArray:
+        wanted = self.thresholds(rows, unknown)
+        chance = np.clip(np.nan_to_num(confidence), 0, 1) * (np.arange(self.gamma) < caps[:, None])
+        survival = chance.astype(np.float32).cumprod(axis=1)
+        verified = np.logical_and.accumulate((survival >= wanted[:, None]) & (survival > 0), axis=1)
+        # First drafts first, among them those of the first requests.
+        in_order = verified.T.ravel()
+        in_order &= in_order.cumsum() <= budget
+        lengths: IntArray = in_order.reshape(self.gamma, len(rows)).sum(axis=0)
+        tested = np.maximum(lengths, (rows == probed) & (rows >= 0) & (caps > 0))
+        return tested if tested.sum() <= budget else lengths
+
     def blocks(self, rows: IntArray) -> Reals:
         return np.asarray(self.weight[rows])
 

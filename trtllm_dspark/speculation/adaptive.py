@@ -46,13 +46,9 @@ class AdaptivePolicy:
         self.gain: float | None = None
         self.threshold: float | None = None
         self._costs = costs
-        self._gamma = max_draft_len
         self._bypass = Bypass()
         self._blocks = block_statistics(max_draft_len)
         self._rows = RequestRows(self._blocks, self._bypass)
-        # By row of the batch: its gain, tokens that drafts are expected to add, and microseconds that verifying them
-        # takes; None while nothing is known.
-        self._worth: NDArray[np.float64] | None = None
         self._held_back = False
         self._held_rounds = 0
         self._batch: tuple[Hashable, ...] = ()
@@ -85,15 +81,14 @@ class AdaptivePolicy:
         if batch != self._batch or self._age >= EVALUATE_EVERY or self._round < FIRST_ROUNDS:
             self._batch, self._age = batch, 0
             self._evaluate(rows, caps, depth, cost_scale)
-        if self._worth is None:
+        if self.gain is None:
             self._bypass.meet(rows)
             return "speculate", caps
-        blocks = self._blocks.blocks(rows)
-        resting, due = self._bypass.step(rows, caps, self._worth[0], blocks)
-        probed = self._probed(resting, blocks) if due else None
+        verdict, due = self._bypass.step(rows, caps, self._blocks)
+        probed = self._probed(rows, caps, verdict) if due else None
         if probed is None:
             self._probing = None
-        if self._bypass.active or not self._pays(self._worth, caps, resting, depth):
+        if self._bypass.active or not self._pays(verdict, len(rows), depth):
             if probed is None:
                 return "bypass", caps
             one = np.zeros_like(caps)
@@ -101,49 +96,36 @@ class AdaptivePolicy:
             return "probe", one
         if self._wants_measure():
             return "measure", caps
-        if len(resting):
-            caps = caps.copy()
-            caps[resting] = 0
+        if verdict.num_resting:
+            caps = verdict.caps
             if probed is not None:
                 caps[probed] = 1
         return "speculate", caps
 
     def thresholds(self, requests: Sequence[Hashable]) -> FloatArray:
         """Return [R] float32 survivals that drafts need to be verified; above 1 = none, 0 = it is probed."""
-        own = self._blocks.thresholds(self._rows.of(requests), self._default)
-        if self._probing is not None:
-            own[self._is_probed(requests)] = 0.0
+        rows = self._rows.of(requests)
+        own = self._blocks.thresholds(rows, self._default)
+        probed = self._probed_row
+        if probed >= 0:
+            own[rows == probed] = 0.0
         return own
 
     def verify_lens(
-        self, requests: Sequence[Hashable], *, caps: IntArray, confidence: FloatArray, budget: int, probing: bool
+        self, requests: Sequence[Hashable], *, caps: IntArray, confidence: FloatArray, budget: int
     ) -> IntArray:
-        """Return [R] int64 drafts to verify: while the survival is at least the request's threshold."""
-        wanted = self._blocks.thresholds(self._rows.of(requests), self._default)
-        probed = None if self._probing is None else self._is_probed(requests) & (caps > 0)
-        probing = probing or (probed is not None and bool(probed.any()))
-        # The core takes one threshold: survivals are scaled so that each request's own becomes the least of them.
-        least = float(wanted.min())
-        if least > 1 and not probing:
-            return np.zeros(len(requests), np.int64)
-        scaled = confidence.copy()
-        scaled[:, 0] *= np.float32(least) / wanted
-        schedule = _core.schedule_prefixes(
-            "threshold",
-            num_requests=len(requests),
-            max_draft_len=self._gamma,
-            confidence=scaled,
-            caps=caps,
-            threshold=min(1.0, least),
-            token_budget=budget,
+        """Return [R] int64 drafts to verify: while the survival is at least the request's threshold.
+
+        Of one that is probed at least one, or a confidence that nobody tests could be wrong for ever.
+        """
+        return self._blocks.verify_lens(
+            self._rows.of(requests),
+            caps,
+            np.ascontiguousarray(confidence, np.float32),
+            budget=budget,
+            unknown=self._default,
+            probed=self._probed_row,
         )
-        lengths: IntArray = schedule.verify_len
-        if probed is not None:
-            # A confidence nobody tests could be wrong for ever.
-            tested = np.maximum(lengths, probed)
-            if tested.sum() <= budget:
-                lengths = tested
-        return lengths
 
     def observe(
         self,
@@ -186,35 +168,33 @@ class AdaptivePolicy:
     def _evaluate(self, rows: IntArray, caps: IntArray, depth: int, cost_scale: float) -> None:
         """Set thresholds and gain of the batch."""
         count = len(rows)
-        curve = self._costs.verify_us(count, depth, cost_scale=cost_scale)
         # By the number of requests, not by who drafts: nobody pays for what others do not use.
         draft_us = self._costs.draft_us(count, depth)
         if self._blocks.empty:
             # Nothing is known: ask that the first draft of every request pays for itself.
             # Where a staircase gives it away, ask the least there is.
+            curve = self._costs.verify_us(count, depth, cost_scale=cost_scale)
             plain_us, one_more_us = float(curve[count]), float(curve[2 * count])
             least = (one_more_us - plain_us) / (draft_us + plain_us)
             self._default = min(1.0, max(float(THRESHOLDS[0]), least))
             self.threshold = self._default
             return
-        self._worth, self.gain, self.threshold = self._blocks.evaluate(rows, caps, curve, draft_us)
+        curve, correction = self._costs.table_us(count, depth), self._costs.correction
+        self.gain, self.threshold = self._blocks.evaluate(
+            rows, caps, curve, draft_us, base=correction.base, marginal=correction.marginal * cost_scale
+        )
 
-    def _pays(self, worth: NDArray[np.float64], caps: IntArray, resting: IntArray, depth: int) -> bool:
-        """Return whether what some of the rows gain pays for the draft pass that all wait for.
+    def _pays(self, verdict: _core.RoundVerdict, count: int, depth: int) -> bool:
+        """Return whether what some of `count` requests gain pays for the draft pass that all wait for.
 
         Each was judged as if all were like it, a share of d(R); the pass runs from the first to the last that drafts.
         """
-        count = len(caps)
-        drafting = caps > 0
-        drafting[resting] = False
-        places = drafting.nonzero()[0]
-        if len(places) == count:
+        if verdict.num_judged - verdict.num_resting == count:
             self._held_back = False
             return True
-        extra_tokens, more_us = (float(values[places].sum()) for values in worth[1:])
-        draft_us = self._costs.draft_us(int(places[-1] - places[0]) + 1, depth)
+        draft_us = self._costs.draft_us(verdict.span, depth)
         # More tokens than plain decoding would give in the time they cost.
-        share = extra_tokens * self._costs.plain_us(count, depth) / (count * (draft_us + more_us))
+        share = verdict.extra_tokens * self._costs.plain_us(count, depth) / (count * (draft_us + verdict.more_us))
         self._held_back = share < (1.0 + LEAVE_GAIN if self._held_back else 1.0)
         if not self._held_back:
             self._held_rounds = 0
@@ -234,17 +214,20 @@ class AdaptivePolicy:
         self._measure_after = unmeasured + MEASURE_EVERY
         return True
 
-    def _is_probed(self, requests: Sequence[Hashable]) -> NDArray[np.bool_]:
-        return np.array([request == self._probing for request in requests], np.bool_)
+    @property
+    def _probed_row(self) -> int:
+        """Row of the request that is probed, -1 where none is."""
+        return -1 if self._probing is None else self._rows.row(self._probing)
 
-    def _probed(self, resting: IntArray, blocks: NDArray[np.float64]) -> int:
+    def _probed(self, rows: IntArray, caps: IntArray, verdict: _core.RoundVerdict) -> int:
         """Return the place that is probed, the same one during a probe: the unknown first, then the longest ago.
 
         One request costs less than all, and every request gets its turn.
         """
-        places: list[int] = resting.tolist()
+        places: list[int] = np.flatnonzero(caps > verdict.caps).tolist()
         place = next((place for place in places if self._batch[place] == self._probing), None)
         if place is None:
+            blocks = self._blocks.blocks(rows)
             place = min(places, key=lambda place: (blocks[place] > 0, self._probed_at.get(self._batch[place], 0)))
             self._probing = self._batch[place]
             self._num_probed += 1

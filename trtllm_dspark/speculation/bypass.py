@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from trtllm_dspark import _core
 from trtllm_dspark.engine.base import IntArray
 
@@ -64,33 +61,30 @@ class Bypass:
         """Take up [R] requests that speculate from the beginning, as nothing is known yet."""
         self._standings.meet(rows)
 
-    def step(
-        self, rows: IntArray, caps: IntArray, gains: NDArray[np.float64], blocks: NDArray[np.float64]
-    ) -> tuple[IntArray, bool]:
+    def step(self, rows: IntArray, caps: IntArray, blocks: _core.BlockStatistics) -> tuple[_core.RoundVerdict, bool]:
         """Judge the requests of a round.
 
         Args:
             rows: [R] int64.
             caps: [R] int64, drafts of each that may be verified; those without any are not judged.
-            gains: [R] float64, predicted rate of speculating over that of plain decoding, minus 1; from past rounds.
-            blocks: [R] float64, known of each, 0 = it is new.
+            blocks: where each was evaluated by past rounds.
 
         Returns:
-            Places in the batch of those that rest, and whether one of them is probed in this round.
+            Who rests and what the others gain, and whether one of those that rest is probed in this round.
         """
-        resting, num_judged, entered, fresh = self._standings.judge(rows, caps, gains, blocks)
-        self.active = len(resting) == num_judged
-        if entered:
+        verdict = self._standings.judge(rows, caps, blocks)
+        self.active = verdict.num_resting == verdict.num_judged
+        if verdict.entered:
             self._period = PROBE_PERIOD
-        if not len(resting):
+        if not verdict.num_resting:
             self._idle, self._left, self._period = 0, 0, PROBE_PERIOD
-            return resting, False
+            return verdict, False
         if self._left > 0:
             self._left -= 1
-            return resting, True
+            return verdict, True
         self._idle += 1
-        if self._idle < (min(FRESH_PERIOD, self._period) if fresh else self._period):
-            return resting, False
+        if self._idle < (min(FRESH_PERIOD, self._period) if verdict.fresh else self._period):
+            return verdict, False
         self._idle, self._left = 0, PROBE_ROUNDS - 1
         self._period = min(2 * self._period, MAX_PROBE_PERIOD)
-        return resting, True
+        return verdict, True

@@ -313,9 +313,7 @@ class SpeculationController:
         if not np.count_nonzero(caps):
             return np.zeros(len(requests), np.int64)
         if self._adaptive is not None and confidence is not None:
-            return self._adaptive.verify_lens(
-                requests, caps=caps, confidence=confidence, budget=plan.verify_budget, probing=plan.reason == "probe"
-            )
+            return self._adaptive.verify_lens(requests, caps=caps, confidence=confidence, budget=plan.verify_budget)
         if self._scheduler is None:
             return np.zeros(len(requests), np.int64)
         return self._scheduler.verify_lens(

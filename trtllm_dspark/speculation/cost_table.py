@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ FLAT_RATIO = 1.02
 INVERTED_RATIO = 0.9
 """More tokens at less than this share of the cost are no noise."""
 Reals = NDArray[np.float64]
+Number = TypeVar("Number", Reals, np.float64)
 
 
 class VerifyShape(NamedTuple):
@@ -68,12 +70,13 @@ class CostTable:
         Raises:
             ConfigError: the table is empty.
         """
-        row = _row((shape.num_requests for shape in self.verify_us), num_requests)
+        row = _row(self._measured, num_requests)
         if row is None:
             raise ConfigError("the cost table has no verify times; measure the engine again")
-        depths = sorted({shape.depth for shape in self.verify_us if shape.num_requests == row})
-        curves = np.stack([self._curve(row, measured, max_tokens) for measured in depths])
-        curve = np.maximum.accumulate(_between(depths, curves, depth)).astype(np.float32)
+        lower, upper, share = _around(list(self._measured[row]), depth)
+        low = self._curve(row, lower, max_tokens)
+        high = low if upper == lower else self._curve(row, upper, max_tokens)
+        curve: FloatArray = np.maximum.accumulate(_between(low, high, share)).astype(np.float32)
         if not self.token_sizes:
             return curve
         sizes = np.array([size for size in self.token_sizes if size <= max_tokens] + [max_tokens], np.int64)
@@ -85,21 +88,39 @@ class CostTable:
         Raises:
             ConfigError: the table has no draft times: it was measured on an engine without a drafter.
         """
-        row = _row((shape.num_requests for shape in self.draft_us), num_requests)
+        row = _row(self._draft_points, num_requests)
         if row is None:
             raise ConfigError("the cost table has no draft times; measure an engine that has a drafter")
-        points = sorted((shape.depth, us) for shape, us in self.draft_us.items() if shape.num_requests == row)
-        times = np.array([us for _, us in points])
-        return float(_between([measured for measured, _ in points], times, depth))
+        points = self._draft_points[row]
+        lower, upper, share = _around(list(points), depth)
+        return float(_between(np.float64(points[lower]), np.float64(points[upper]), share))
+
+    @cached_property
+    def _measured(self) -> dict[int, dict[int, list[Reals]]]:
+        """By number of requests and depth, ascending: [N, 2] tokens and microseconds of even and of grown rows."""
+        groups: dict[int, dict[int, list[VerifyShape]]] = {}
+        for shape in sorted(self.verify_us):
+            groups.setdefault(shape.num_requests, {}).setdefault(shape.depth, []).append(shape)
+        return {row: {depth: self._ways(group[depth]) for depth in sorted(group)} for row, group in groups.items()}
+
+    @cached_property
+    def _draft_points(self) -> dict[int, dict[int, float]]:
+        """By number of requests and depth, ascending: microseconds of a draft."""
+        points: dict[int, dict[int, float]] = {}
+        for shape in sorted(self.draft_us):
+            points.setdefault(shape.num_requests, {})[shape.depth] = self.draft_us[shape]
+        return points
+
+    def _ways(self, shapes: list[VerifyShape]) -> list[Reals]:
+        width = max(shape.longest_row for shape in shapes)
+        ways = [[s for s in shapes if is_even(s)], [s for s in shapes if is_grown(s, width)]]
+        times = [sorted((shape.num_tokens, self.verify_us[shape]) for shape in way) for way in ways if way]
+        return [np.array(points, np.float64) for points in times]
 
     def _curve(self, num_requests: int, depth: int, max_tokens: int) -> Reals:
         """Return [max_tokens + 1] microseconds at a measured number of requests and depth."""
-        shapes = [s for s in self.verify_us if s.num_requests == num_requests and s.depth == depth]
-        width = max(shape.longest_row for shape in shapes)
-        even = [s for s in shapes if is_even(s)]
-        grown = [s for s in shapes if is_grown(s, width)]
         tokens = np.arange(max_tokens + 1)
-        curves = np.stack([_extended(self.verify_us, chain, tokens) for chain in (even, grown) if chain])
+        curves = np.stack([_extended(points, tokens) for points in self._measured[num_requests][depth]])
         return np.asarray(curves.mean(axis=0), np.float64)
 
 
@@ -177,9 +198,8 @@ def _chains(shapes: Iterable[VerifyShape]) -> list[list[VerifyShape]]:
     return chains
 
 
-def _extended(times: Mapping[VerifyShape, float], chain: list[VerifyShape], tokens: NDArray[np.int64]) -> Reals:
-    """Interpolate a chain over tokens, and go on at its last slope."""
-    known = np.array(sorted((shape.num_tokens, times[shape]) for shape in chain), np.float64)
+def _extended(known: Reals, tokens: NDArray[np.int64]) -> Reals:
+    """Interpolate [N, 2] tokens and microseconds over tokens, and go on at their last slope."""
     curve = np.interp(tokens, known[:, 0], known[:, 1])
     if len(known) > 1:
         slope = max(0.0, (known[-1, 1] - known[-2, 1]) / (known[-1, 0] - known[-2, 0]))
@@ -188,17 +208,25 @@ def _extended(times: Mapping[VerifyShape, float], chain: list[VerifyShape], toke
 
 
 def _row(measured: Iterable[int], num_requests: int) -> int | None:
-    counts = sorted(set(measured))
-    return next((count for count in counts if count >= num_requests), counts[-1] if counts else None)
+    """Return the nearest of ascending numbers of requests that is not below `num_requests`, else the largest."""
+    largest = None
+    for largest in measured:
+        if largest >= num_requests:
+            break
+    return largest
 
 
-def _between(depths: list[int], values: Reals, depth: int) -> Reals:
-    """Interpolate `values` [D, ...] of ascending depths; go on at the last slope, stay level before the first."""
+def _around(depths: list[int], depth: int) -> tuple[int, int, float]:
+    """Return the ascending depths around one and its place between them: 0 up to the first, above 1 beyond the last."""
     if len(depths) == 1 or depth <= depths[0]:
-        return np.asarray(values[0], np.float64)
-    upper = next((index for index, measured in enumerate(depths) if measured >= depth), len(depths) - 1)
-    lower = upper - 1
-    share = (depth - depths[lower]) / (depths[upper] - depths[lower])
-    rise = values[upper] - values[lower]
+        return depths[0], depths[0], 0.0
+    index = next((index for index, measured in enumerate(depths) if measured >= depth), len(depths) - 1)
+    lower, upper = depths[index - 1], depths[index]
+    return lower, upper, (depth - lower) / (upper - lower)
+
+
+def _between(lower: Number, upper: Number, share: float) -> Number:
+    """Interpolate between two depths, or go on at their slope."""
+    rise = upper - lower
     # A pass does not get cheaper with more context: a fall is noise, and must not be carried on.
-    return np.asarray(values[lower] + share * (np.maximum(rise, 0) if share > 1 else rise), np.float64)
+    return lower + share * (np.maximum(rise, 0) if share > 1 else rise)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,8 +39,7 @@ DEPTH_STEP = 64
 MAX_CURVES = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Correction:
+class Correction(NamedTuple):
     """Measured over predicted time.
 
     Attributes:
@@ -73,9 +72,10 @@ class RoundCosts:
         self.table = table
         self.correction = Correction()
         self._width = max_draft_len + 1
-        self._curves: dict[tuple[int, int], tuple[FloatArray, float]] = {}
+        self._curves: dict[tuple[int, int], FloatArray] = {}
+        self._draft_times: dict[tuple[int, int], float] = {}
         # The normal equations [[n, nx], [nx, nxx]], [y, xy] of base and marginal: numbers, as this runs every round.
-        self._n = self._nx = self._nxx = self._y = self._xy = 0.0
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
         self._unmeasured = 0
         self._draft_weight = self._draft_ratio = 0.0
         # Whole rounds: their number, and in passes over one token a request what they took and what the table adds.
@@ -90,11 +90,11 @@ class RoundCosts:
 
     def plain_us(self, num_requests: int, depth: int) -> float:
         """Return microseconds of a pass over one token a request."""
-        return self.correction.base * float(self._curve(num_requests, depth)[0][num_requests])
+        return self.correction.base * self.table_us(num_requests, depth).item(num_requests)
 
     def draft_us(self, num_requests: int, depth: int) -> float:
         """Return microseconds of drafting one block for each of `num_requests` requests."""
-        return self.correction.draft * self._curve(num_requests, depth)[1]
+        return self.correction.draft * self._table_draft_us(num_requests, depth)
 
     def verify_us(self, num_requests: int, depth: int, *, cost_scale: float = 1.0) -> FloatArray:
         """Return [R * (gamma + 1) + 1] microseconds of a pass over T tokens; entries below R are those of R.
@@ -104,37 +104,49 @@ class RoundCosts:
             depth: tokens cached before each row, on average.
             cost_scale: further factor on what tokens beyond R add.
         """
-        curve = self._curve(num_requests, depth)[0]
+        curve = self.table_us(num_requests, depth)
         first = curve[num_requests]
         factor = np.float32(self.correction.marginal * cost_scale)
         return np.asarray(np.float32(self.correction.base) * first + factor * (curve - first), np.float32)
+
+    def table_us(self, num_requests: int, depth: int) -> FloatArray:
+        """Return the same by the table alone, without corrections; not to be written to."""
+        key = num_requests, _rounded(depth)
+        curve = self._curves.get(key)
+        if curve is None:
+            if len(self._curves) >= MAX_CURVES:
+                self._curves.clear()
+            curve = self.table.step_time_us(num_requests, num_requests * self._width, depth=key[1])
+            curve[:num_requests] = curve[num_requests]
+            self._curves[key] = curve
+        return curve
 
     def observe_verify(
         self, num_requests: int, num_tokens: int, depth: int, measured_us: float, *, cost_scale: float = 1.0
     ) -> float:
         """Learn from one target pass; return the time that was predicted for it."""
-        curve = self._curve(num_requests, depth)[0]
-        first = float(curve[num_requests])
-        more = cost_scale * (float(curve[min(num_tokens, len(curve) - 1)]) - first)
+        first, more = self._first_and_more(num_requests, num_tokens, depth, cost_scale)
         predicted = self.correction.base * first + self.correction.marginal * more
         taken = _believable(measured_us, predicted, first + more)
         x, y = more / first, taken / first
-        self._n, self._nx = MEMORY * self._n + 1.0, MEMORY * self._nx + x
-        self._nxx, self._y, self._xy = MEMORY * self._nxx + x * x, MEMORY * self._y + y, MEMORY * self._xy + x * y
+        n, nx, nxx, sum_y, xy = self._sums
+        n, nx, nxx = MEMORY * n + 1.0, MEMORY * nx + x, MEMORY * nxx + x * x
+        sum_y, xy = MEMORY * sum_y + y, MEMORY * xy + x * y
+        self._sums = n, nx, nxx, sum_y, xy
         # Of both alike: the least-squares factor on the whole prediction.
-        alike = (self._y + self._xy) / (self._n + 2 * self._nx + self._nxx)
+        alike = (sum_y + xy) / (n + 2 * nx + nxx)
         # A marginal cost that hardly enters the rounds must not hold the base back, nor be told from so little.
-        weak = PRIOR * self._nxx / self._n + self._n * FLAT**2
-        n, nxx, y, xy = self._n + PRIOR, self._nxx + weak, self._y + PRIOR * alike, self._xy + weak * alike
-        determinant = n * nxx - self._nx**2
-        base, marginal = (nxx * y - self._nx * xy) / determinant, (n * xy - self._nx * y) / determinant
+        weak = PRIOR * nxx / n + n * FLAT**2
+        n, nxx, y, xy = n + PRIOR, nxx + weak, sum_y + PRIOR * alike, xy + weak * alike
+        determinant = n * nxx - nx**2
+        base, marginal = (nxx * y - nx * xy) / determinant, (n * xy - nx * y) / determinant
         self._unmeasured = 0 if more < FLAT * first else self._unmeasured + 1
         self._correct(base, marginal)
         return predicted
 
     def observe_draft(self, num_requests: int, depth: int, measured_us: float) -> float:
         """Learn from one draft, timed by itself; return the time that was predicted for it."""
-        table_us = self._curve(num_requests, depth)[1]
+        table_us = self._table_draft_us(num_requests, depth)
         predicted = self.correction.draft * table_us
         taken = _believable(measured_us, predicted, table_us)
         self._draft_weight = MEMORY * self._draft_weight + 1.0
@@ -162,9 +174,8 @@ class RoundCosts:
             measured_us: microseconds of drafting, target pass and acceptance.
             cost_scale: as it was planned with.
         """
-        curve = self._curve(num_requests, depth)[0]
-        first, draft = float(curve[num_requests]), self._curve(num_drafted, depth)[1]
-        more = cost_scale * (float(curve[min(num_tokens, len(curve) - 1)]) - first)
+        first, more = self._first_and_more(num_requests, num_tokens, depth, cost_scale)
+        draft = self._table_draft_us(num_drafted, depth)
         correction = self.correction
         predicted = correction.base * first + correction.marginal * more + correction.draft * draft
         taken = _believable(measured_us, predicted, first + more + draft)
@@ -172,7 +183,7 @@ class RoundCosts:
         self._more, self._drafts = MEMORY * self._more + more / first, MEMORY * self._drafts + draft / first
         self._unmeasured += 1
         base = correction.base
-        if not self._n:
+        if not self._sums[0]:
             # No plain round was timed: nothing tells the parts apart.
             base = self._taken / (self._rounds + self._more + self._drafts)
         self._correct(base, base)
@@ -182,19 +193,21 @@ class RoundCosts:
         """Count a round with drafts that could not be timed."""
         self._unmeasured += 1
 
-    def _curve(self, num_requests: int, depth: int) -> tuple[FloatArray, float]:
-        """Return the table's own verify curve and draft time, kept by rounded depth."""
-        key = (num_requests, (depth + DEPTH_STEP // 2) // DEPTH_STEP)
-        found = self._curves.get(key)
-        if found is None:
-            if len(self._curves) >= MAX_CURVES:
-                self._curves.clear()
-            rounded = key[1] * DEPTH_STEP
-            curve = self.table.step_time_us(num_requests, num_requests * self._width, depth=rounded)
-            curve[:num_requests] = curve[num_requests]
-            found = curve, max(MIN_DRAFT_US, self.table.draft_time_us(num_requests, depth=rounded))
-            self._curves[key] = found
-        return found
+    def _first_and_more(self, num_requests: int, num_tokens: int, depth: int, cost_scale: float) -> tuple[float, float]:
+        """Return the table's microseconds of one token a request, and what the other tokens add to them."""
+        curve = self.table_us(num_requests, depth)
+        first = curve.item(num_requests)
+        return first, cost_scale * (curve.item(min(num_tokens, len(curve) - 1)) - first)
+
+    def _table_draft_us(self, num_requests: int, depth: int) -> float:
+        key = num_requests, _rounded(depth)
+        draft_us = self._draft_times.get(key)
+        if draft_us is None:
+            if len(self._draft_times) >= MAX_CURVES:
+                self._draft_times.clear()
+            draft_us = max(MIN_DRAFT_US, self.table.draft_time_us(num_requests, depth=key[1]))
+            self._draft_times[key] = draft_us
+        return draft_us
 
     def _correct(self, base: float, marginal: float) -> None:
         # As long as no draft was timed it is taken to drift like the target.
@@ -210,23 +223,25 @@ class RoundCosts:
             self._tell()
 
     def _tell(self) -> None:
-        pairs = zip(_values(self.correction), _values(self._told), strict=True)
+        pairs = zip(self.correction, self._told, strict=True)
         if all(1 / TOLD < now / told < TOLD for now, told in pairs):
             return
         self._told, self._untold = self.correction, 0
         logger.info(
             "the cost table is rescaled to the measured rounds: one token a request x%.2f, more tokens x%.2f, "
             "drafting x%.2f",
-            *_values(self.correction),
+            *self.correction,
         )
 
 
-def _values(correction: Correction) -> tuple[float, float, float]:
-    return correction.base, correction.marginal, correction.draft
+def _rounded(depth: int) -> int:
+    return (depth + DEPTH_STEP // 2) // DEPTH_STEP * DEPTH_STEP
 
 
 def _bounded(factor: float, middle: float, bound: float) -> float:
-    return min(bound * middle, max(middle / bound, factor))
+    low, high = middle / bound, middle * bound
+    # Comparisons: this runs several times a round, and a number that is none ends up at the lower bound.
+    return low if not factor > low else factor if factor < high else high
 
 
 def _believable(measured_us: float, predicted_us: float, table_us: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import repeat
 from typing import Protocol
 
 import numpy as np
@@ -46,12 +47,16 @@ class RequestRows:
         """Return the number of requests that are known."""
         return len(self._row)
 
+    def row(self, request: Hashable) -> int:
+        """Return the row of a request, -1 where it is not known."""
+        return self._row.get(request, -1)
+
     def of(self, requests: Sequence[Hashable]) -> IntArray:
         """Return [R] int64 rows, -1 where a request is not known."""
         batch = tuple(requests)
         if batch != self.batch:
-            found = [self._row.get(request, -1) for request in batch]
-            self.batch, self.complete, self._rows = batch, -1 not in found, np.array(found, np.int64)
+            found = np.fromiter(map(self._row.get, batch, repeat(-1)), np.int64, len(batch))
+            self.batch, self.complete, self._rows = batch, not (found < 0).any(), found
         return self._rows
 
     def take(self, requests: Sequence[Hashable]) -> IntArray:
@@ -59,15 +64,14 @@ class RequestRows:
         rows = self.of(requests)
         if self.complete:
             return rows
-        batch = self.batch
-        for request in batch:
-            if request not in self._row:
-                row = self._free.pop() if self._free else len(self._row)
-                for table in self._tables:
-                    table.reset(row)
-                self._row[request] = row
-        self._forget_batch()
-        return self.of(batch)
+        rows = rows.copy()
+        for place in np.flatnonzero(rows < 0).tolist():
+            row = self._free.pop() if self._free else len(self._row)
+            for table in self._tables:
+                table.reset(row)
+            self._row[self.batch[place]] = rows[place] = row
+        self.complete, self._rows = True, rows
+        return rows
 
     def release(self, request: Hashable) -> None:
         """Give back the row of a request that has ended."""

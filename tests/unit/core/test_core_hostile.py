@@ -70,6 +70,7 @@ for row in range(12):
     BLOCKS.reset(row)
     STANDINGS.reset(row)
 BLOCKS.add(TWO, good((2, 3), np.float32), TWO, TWO)
+BLOCKS.evaluate(TWO, TWO, good((9,), np.float32), 1.0)
 CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sampling": (
         _core.Sampling,
@@ -188,10 +189,29 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "blocks_evaluate": (
         BLOCKS.evaluate,
-        {"rows": TWO, "caps": TWO, "verify_us": good((9,), np.float32), "draft_us": 1.0},
+        {
+            "rows": TWO,
+            "caps": TWO,
+            "verify_us": good((9,), np.float32),
+            "draft_us": 1.0,
+            "base": 1.0,
+            "marginal": 1.0,
+        },
     ),
     "blocks_thresholds": (BLOCKS.thresholds, {"rows": TWO, "unknown": 0.5}),
     "blocks_blocks": (BLOCKS.blocks, {"rows": TWO}),
+    "blocks_worth": (BLOCKS.worth, {"rows": TWO}),
+    "blocks_verify_lens": (
+        BLOCKS.verify_lens,
+        {
+            "rows": TWO,
+            "caps": TWO,
+            "confidence": good((2, 3), np.float32),
+            "budget": 3,
+            "unknown": 0.5,
+            "probed": 1,
+        },
+    ),
     "standings": (
         _core.Standings,
         {"enter": 0.0, "leave": 0.1, "heavy_loss": 0.0, "smoothing": 0.1, "patience": 3, "heavy_weight": 2},
@@ -199,7 +219,7 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "standings_meet": (STANDINGS.meet, {"rows": TWO}),
     "standings_judge": (
         STANDINGS.judge,
-        {"rows": TWO, "caps": TWO, "gains": good((2,), np.float64), "blocks": good((2,), np.float64)},
+        {"rows": TWO, "caps": TWO, "blocks": BLOCKS},
     ),
 }
 

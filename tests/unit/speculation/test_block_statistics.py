@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from helpers.numpy_statistics import NumpyBlockStatistics, PlainStandings
-from helpers.virtual_rounds import table_of
 
 from trtllm_dspark import _core
 from trtllm_dspark.errors import NativeError, ShapeError
-from trtllm_dspark.speculation.adaptive import AdaptivePolicy
 from trtllm_dspark.speculation.bypass import standings
 from trtllm_dspark.speculation.controller_gain import THRESHOLDS, block_statistics
-from trtllm_dspark.speculation.drift import RoundCosts
 from trtllm_dspark.speculation.request_rows import RequestRows
 
 GAMMA = 7
+DEAR = np.arange(GAMMA + 2, dtype=np.float32) * 100
+"""Of a batch of one: every token takes as long as the first."""
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 
 
@@ -51,9 +49,12 @@ def test_gains_and_thresholds_equal_those_of_array_operations(gamma: int, seed: 
             caps = rng.integers(0, gamma + 1, len(rows))
             caps[0] = 1
             draft_us = float(rng.exponential(2.0))
-            mine, other = (one.evaluate(rows, caps, curve, draft_us) for one in (core, arrays))
-            np.testing.assert_allclose(mine[0], other[0], **CLOSE)
-            assert mine[1:] == pytest.approx(other[1:], rel=1e-12, abs=1e-12)
+            base, marginal = np.float32(rng.uniform(0.5, 2.0, 2))
+            means = core.evaluate(rows, caps, curve, draft_us, base=float(base), marginal=float(marginal))
+            plain = curve[len(rows)]
+            worth, *expected = arrays.evaluate(rows, caps, base * plain + marginal * (curve - plain), draft_us)
+            np.testing.assert_allclose(core.worth(rows), worth, **CLOSE)
+            assert means == pytest.approx(expected, rel=1e-12, abs=1e-12)
             np.testing.assert_array_equal(core.thresholds(rows, 0.5), arrays.thresholds(rows, 0.5))
             chosen |= set(core.thresholds(rows, 0.5).tolist())
         verify_len = rng.integers(0, gamma + 1, len(rows))
@@ -66,105 +67,63 @@ def test_gains_and_thresholds_equal_those_of_array_operations(gamma: int, seed: 
     assert len(chosen) > 3
 
 
-@dataclass
-class Round:
-    requests: list[str]
-    confidence: np.ndarray
-    verify_len: np.ndarray
-    accepted: np.ndarray
-    ended: set[str] = field(default_factory=set)
-
-
-def adaptive(gamma: int, *, core: bool) -> AdaptivePolicy:
-    table = table_of(lambda r, t: 10_000.0 + 400.0 * (t - r), draft_us=1500.0)
-    policy = AdaptivePolicy(RoundCosts(table, max_draft_len=gamma), max_draft_len=gamma)
-    if not core:
-        policy._blocks = NumpyBlockStatistics(gamma)  # type: ignore[assignment]
-        policy._bypass._standings = PlainStandings()  # type: ignore[assignment]
-        policy._rows = RequestRows(policy._blocks, policy._bypass)
-    return policy
-
-
-def observe(policies: list[AdaptivePolicy], done: Round, drafted: np.ndarray) -> None:
-    live = np.array([request not in done.ended for request in done.requests])
-    places = np.flatnonzero(drafted & live)
-    if len(places):
-        for policy in policies:
-            policy.observe(
-                done.requests, places, done.confidence[places], done.verify_len[places], done.accepted[places]
-            )
-
-
-@pytest.mark.parametrize("behind", [0, 1], ids=["observed at once", "observed a round later"])
-@pytest.mark.parametrize("seed", range(4))
-def test_decisions_equal_those_of_array_operations(seed: int, behind: int) -> None:
-    """Requests join, leave, change their text, ask for nothing, change places, rest and are probed."""
-    rng = np.random.default_rng([seed, behind])
-    policies = [adaptive(GAMMA, core=True), adaptive(GAMMA, core=False)]
-    levels: dict[str, float] = {}
-    batch: list[str] = []
-    flying: list[tuple[Round, np.ndarray]] = []
-    reasons: set[str] = set()
-    rested = 0
-    for number in range(500):
-        # For a while nobody's drafts are accepted.
-        poor = 150 <= number < 300
-        texts = [0.05] if poor else [0.05, 0.3, 0.6, 0.9]
-        while not batch or (len(batch) < 8 and rng.random() < 0.05):
-            batch.append(f"r{number}.{len(batch)}")
-            levels[batch[-1]] = float(rng.choice(texts))
-        if rng.random() < 0.05 and len(batch) > 1:
-            gone = batch.pop(int(rng.integers(len(batch))))
-            for policy in policies:
-                policy.forget(gone)
-            for waiting, _ in flying:
-                waiting.ended.add(gone)
-        if rng.random() < 0.05:
-            batch.reverse()
-        if number in (150, 300):
-            levels.update((name, float(rng.choice(texts))) for name in batch)
-        if rng.random() < 0.02 and not poor:
-            levels[batch[0]] = float(rng.random())
-        requests, count = list(batch), len(batch)
-        caps = np.where(rng.random(count) < 0.05, 0, GAMMA)
-        caps[int(rng.integers(count))] = GAMMA
-        scale = 1.0 + (number // 50) % 2
-        plans = [policy.plan(requests, caps, 128, scale) for policy in policies]
-        assert plans[0][0] == plans[1][0]
-        np.testing.assert_array_equal(plans[0][1], plans[1][1])
-        np.testing.assert_array_equal(*(policy.thresholds(requests) for policy in policies))
-        worth = [policy._worth for policy in policies]
-        if worth[0] is not None and worth[1] is not None:
-            np.testing.assert_allclose(worth[0], worth[1], **CLOSE)
-            rested += int(np.count_nonzero(plans[0][1]) < np.count_nonzero(caps))
-        assert [policy.bypassed for policy in policies] == [policies[0].bypassed] * 2
-        reason, allowed = plans[0]
-        reasons.add(reason)
-        drafted = (allowed > 0) & (reason in ("speculate", "probe"))
-        confidence = np.clip(
-            np.array([[levels[name]] for name in requests]) * rng.uniform(0.8, 1.2, (count, GAMMA)), 0, 1
-        ).astype(np.float32)
-        lengths = np.zeros(count, np.int64)
-        if drafted.any():
-            budget = int(rng.integers(1, count * GAMMA + 1))
-            found = [
-                policy.verify_lens(
-                    requests, caps=allowed, confidence=confidence, budget=budget, probing=reason == "probe"
-                )
-                for policy in policies
-            ]
-            np.testing.assert_array_equal(*found)
-            lengths = found[0]
-        accepted = np.minimum(lengths, rng.geometric(1.0 - np.array([0.95 * levels[name] for name in requests])) - 1)
-        flying.append((Round(requests, confidence, lengths, accepted), drafted))
-        while len(flying) > behind:
-            observe(policies, *flying.pop(0))
-    assert {"speculate", "bypass", "probe"} <= reasons
-    assert rested > 0
-    for policy in policies:
-        for name in batch:
-            policy.forget(name)
-        assert len(policy._rows) == 0
+@pytest.mark.parametrize("seed", range(3))
+def test_verdicts_and_lengths_equal_those_of_array_operations(seed: int) -> None:
+    """Of every round: who rests, what the others gain, and how many drafts are verified."""
+    rng = np.random.default_rng(seed)
+    core, arrays = block_statistics(GAMMA), NumpyBlockStatistics(GAMMA)
+    judge, plain = standings(), PlainStandings()
+    for row in range(30):
+        for one in (core, arrays, judge, plain):
+            one.reset(row)
+    events = dict.fromkeys(("rests", "entered", "fresh", "cut", "tested"), 0)
+    for number in range(400):
+        if rng.random() < 0.3:
+            row = int(rng.integers(30))
+            for one in (core, arrays, judge, plain):
+                one.reset(row)
+        rows = rng.permutation(30)[: rng.integers(1, 31)]
+        count = len(rows)
+        confidence = chances(rng, count, GAMMA) * np.float32(1.0 if number // 50 % 2 else 0.6)
+        if not core.empty:
+            caps = rng.integers(0, GAMMA + 1, count)
+            caps[0] = GAMMA
+            curve = np.arange(count * (GAMMA + 1) + 1, dtype=np.float32) + np.float32(3 * count)
+            core.evaluate(rows, caps, curve, 1.0 * count)
+            worth, *_ = arrays.evaluate(rows, caps, curve, 1.0 * count)
+            if rng.random() < 0.1:
+                judge.meet(rows)
+                plain.meet(rows)
+            verdict = judge.judge(rows, caps, core)
+            resting, *found = plain.judge(rows, caps, worth[0], arrays.blocks(rows))
+            assert [verdict.num_judged, verdict.entered, verdict.fresh] == found
+            assert verdict.num_resting == len(resting)
+            allowed = caps.copy()
+            allowed[resting] = 0
+            assert verdict.caps.tolist() == allowed.tolist()
+            places = np.flatnonzero(allowed)
+            assert verdict.span == (np.ptp(places) + 1 if len(places) else 0)
+            gained = [verdict.extra_tokens, verdict.more_us]
+            assert gained == pytest.approx(worth[1:, places].sum(axis=1).tolist(), rel=1e-12, abs=1e-12)
+            asked = {"unknown": 0.5, "probed": int(rng.integers(-1, 30))}
+            rows_asked = np.where(rng.random(count) < 0.1, -1, rows)
+            free = core.verify_lens(rows_asked, caps, confidence, budget=1 << 20, unknown=0.5)
+            budget = int(rng.integers(0, 2 * free.sum() + 2))
+            lengths = core.verify_lens(rows_asked, caps, confidence, budget=budget, **asked)
+            assert lengths.tolist() == arrays.verify_lens(rows_asked, caps, confidence, budget=budget, **asked).tolist()
+            for event, happened in {
+                "rests": verdict.num_resting > 0,
+                "entered": verdict.entered,
+                "fresh": verdict.fresh,
+                "cut": lengths.sum() < free.sum(),
+                "tested": bool((lengths > free).any()),
+            }.items():
+                events[event] += happened
+        verify_len = rng.integers(0, GAMMA + 1, count)
+        block = rows, confidence, verify_len, rng.integers(0, verify_len + 1)
+        core.add(*block)
+        arrays.add(*block)
+    assert min(events.values()) > 3, events
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -218,10 +177,12 @@ def test_a_copy_goes_its_own_way() -> None:
     first = standings()
     first.reset(0)
     second = copy.deepcopy(first)
-    poor = np.array([-0.5])
-    assert second.judge(row, row + 1, poor, poor)[0].tolist() == [0]
+    two.evaluate(row, row + 1, DEAR, 1.0)
+    assert second.judge(row, row + 1, two).caps.tolist() == [0]
+    two.reset(0)
+    two.evaluate(row, row + 1, DEAR, 1.0)
     first.meet(row)
-    assert first.judge(row, row + 1, poor, np.zeros(1))[0].tolist() == []
+    assert first.judge(row, row + 1, two).caps.tolist() == [1]
 
 
 def test_statistics_refuse_what_they_cannot_use() -> None:
@@ -243,8 +204,17 @@ def test_statistics_refuse_what_they_cannot_use() -> None:
         one.evaluate(row, row, np.ones(GAMMA + 1, np.float32), 1.0)
     judge = standings()
     judge.reset(0)
-    with pytest.raises(ShapeError, match="gains"):
-        judge.judge(row, row, np.zeros(1, np.float32), np.zeros(1))  # type: ignore[arg-type]
+    with pytest.raises(NativeError, match="row 0 was not evaluated"):
+        judge.judge(row, row + 1, one)
+    judge.reset(1)
+    with pytest.raises(NativeError, match=r"rows\[0\] is 1"):
+        judge.judge(row + 1, row + 1, one)
+    with pytest.raises(ShapeError, match="confidence"):
+        one.verify_lens(row, row, block[:, 1:].copy(), budget=1, unknown=0.5)
+    with pytest.raises(NativeError, match="budget"):
+        one.verify_lens(row, row, block, budget=-1, unknown=0.5)
+    with pytest.raises(NativeError, match=r"caps\[0\] is -1"):
+        one.verify_lens(row, row - 1, block, budget=1, unknown=0.5)
     weights = dict.fromkeys(("pool_memory", "ratio_memory", "hindsight_memory", "hindsight_found"), 0.5)
     counts = dict.fromkeys(("prior_blocks", "ratio_prior", "pool_drafts", "max_ratio", "hindsight_prior"), 1.0)
     with pytest.raises(NativeError, match="ascend"):

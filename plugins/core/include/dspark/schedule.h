@@ -57,6 +57,22 @@ DSPARK_HD inline int capOf(ScheduleInput const& in, int request) {
     return in.caps ? minOf(in.caps[request], in.draft_stride) : in.draft_stride;
 }
 
+//! A confidence as schedules count it; adds warning bits.
+DSPARK_HD inline float countedConfidence(float c, uint32_t* warnings) {
+    if (isNan(c)) {
+        *warnings |= kNanConfidence;
+        return 0.0f;
+    }
+    if (c >= 0.0f && c <= 1.0f) return c;
+    *warnings |= kConfidenceOutOfRange;
+    return c < 0.0f ? 0.0f : 1.0f;
+}
+
+//! A survival in Q0.31.
+DSPARK_HD inline uint32_t survivalBits(float product) {
+    return static_cast<uint32_t>(roundU64(mulRn(product, 2147483648.0f)));
+}
+
 //! Survivals in Q0.31 of one request; returns warning bits.
 DSPARK_HD inline uint32_t survivalOf(ScheduleInput const& in, int request, uint32_t* survival) {
     int64_t const at = static_cast<int64_t>(request) * in.draft_stride;
@@ -64,16 +80,8 @@ DSPARK_HD inline uint32_t survivalOf(ScheduleInput const& in, int request, uint3
     uint32_t warnings = 0;
     float product = 1.0f;
     for (int step = 0; step < in.draft_stride; ++step) {
-        float c = step < cap ? in.confidence[at + step] : 0.0f;
-        if (isNan(c)) {
-            warnings |= kNanConfidence;
-            c = 0.0f;
-        } else if (c < 0.0f || c > 1.0f) {
-            warnings |= kConfidenceOutOfRange;
-            c = c < 0.0f ? 0.0f : 1.0f;
-        }
-        product = mulRn(product, c);
-        survival[at + step] = static_cast<uint32_t>(roundU64(mulRn(product, 2147483648.0f)));
+        product = mulRn(product, step < cap ? countedConfidence(in.confidence[at + step], &warnings) : 0.0f);
+        survival[at + step] = survivalBits(product);
     }
     return warnings;
 }
@@ -166,8 +174,8 @@ DSPARK_HD int64_t bestPrefix(Team const& team, CostModel const& cost, int num_re
 }
 
 //! Cut verify_len to `limit` draft tokens in (step, request) order: a rule that reads no token value.
-DSPARK_TEAM template <class Team>
-DSPARK_HD void cutToBudget(Team const& team, int num_requests, int draft_stride, int64_t limit, int32_t* verify_len) {
+DSPARK_TEAM template <class Team, class Length>
+DSPARK_HD void cutToBudget(Team const& team, int num_requests, int draft_stride, int64_t limit, Length* verify_len) {
     team.sync();  // verify_len complete
     if (limit >= 0 && team.rank() == 0) {
         int64_t left = limit;
@@ -185,12 +193,23 @@ DSPARK_HD void cutToBudget(Team const& team, int num_requests, int draft_stride,
     team.sync();  // verify_len visible to all ranks
 }
 
-//! Survival in Q0.31 that a draft needs in mode threshold.
-DSPARK_HD inline uint32_t floorOf(ScheduleInput const& in, int request) {
-    double const threshold = in.thresholds ? static_cast<double>(in.thresholds[request]) : in.threshold;
+//! Survival in Q0.31 that a draft needs under a threshold.
+DSPARK_HD inline uint32_t floorOf(double threshold) {
     // NaN, negative and huge values from outside end up at a bound.
     double const bounded = threshold >= 0.0 ? minOf(threshold, 1.5) : 0.0;
     return static_cast<uint32_t>(roundI64(mulRn(bounded, 2147483648.0)));
+}
+
+//! Longest prefix of one request's drafts whose survivals reach `floor`: mode threshold without its workspace.
+DSPARK_HD inline int prefixAbove(float const* confidence, int cap, uint32_t floor) {
+    float product = 1.0f;
+    uint32_t warnings = 0;
+    for (int step = 0; step < cap; ++step) {
+        product = mulRn(product, countedConfidence(confidence[step], &warnings));
+        uint32_t const survival = survivalBits(product);
+        if (survival < floor || survival == 0) return step;
+    }
+    return cap;
 }
 
 //! Longest prefix of each request whose survivals reach its threshold.
@@ -199,7 +218,7 @@ DSPARK_HD void prefixAbove(Team const& team, ScheduleInput const& in, uint32_t c
                            int32_t* verify_len) {
     for (int request = team.rank(); request < in.num_requests; request += team.size()) {
         uint32_t const* const row = survival + static_cast<int64_t>(request) * in.draft_stride;
-        uint32_t const floor = floorOf(in, request);
+        uint32_t const floor = floorOf(in.thresholds ? static_cast<double>(in.thresholds[request]) : in.threshold);
         int len = 0;
         while (len < in.draft_stride && row[len] >= floor && row[len] > 0) ++len;
         verify_len[request] = len;

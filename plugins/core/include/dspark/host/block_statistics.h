@@ -27,10 +27,14 @@ struct BlockRules {
 };
 
 //! A pass over 1..gamma + 1 tokens of each of R requests, and the draft before it.
+//!
+//! A pass over T tokens takes base * curve[R] + marginal * (curve[T] - curve[R]).
 struct BatchCosts {
     int64_t num_requests;   // R
-    float const* curve_us;  // [R * (gamma + 1) + 1] microseconds of a pass over T tokens
-    double draft_us;        // of one draft for all
+    float const* curve_us;  // [R * (gamma + 1) + 1] microseconds of a pass over T tokens, as measured once
+    float base;
+    float marginal;
+    double draft_us;  // of one draft for all
 };
 
 //! Means over the requests that may draft; NaN where none may.
@@ -39,11 +43,11 @@ struct BatchMeans {
     double threshold;  // at most 1 of each request
 };
 
-//! What speculating is expected to bring each request of a batch.
-struct BatchWorth {
-    double* gains;         // [R] predicted rate over that of plain decoding, minus 1
-    double* extra_tokens;  // [R] tokens that drafts add
-    double* more_us;       // [R] microseconds that verifying them takes, as one request's part
+//! What speculating is expected to bring a request.
+struct Worth {
+    double gain;          // predicted rate over that of plain decoding, minus 1
+    double extra_tokens;  // tokens that drafts add
+    double more_us;       // microseconds that verifying them takes, as one request's part
 };
 
 class BlockStatistics {
@@ -60,6 +64,10 @@ public:
     bool empty() const { return pool_weight_ == 0.0; }
     //! How many blocks of a request count, old ones less.
     double blocks(int64_t row) const { return weight_[static_cast<size_t>(row)]; }
+    //! Whether a request was evaluated since its row was reset.
+    bool evaluated(int64_t row) const { return expected_[static_cast<size_t>(row)].evaluated; }
+    //! What speculating is worth to a request that was evaluated, as found the last time.
+    Worth const& worth(int64_t row) const { return worth_[static_cast<size_t>(row)]; }
     //! Drafts accepted over drafts promised by all requests, recently.
     double acceptedRatio() const {
         return std::min(rules_.max_ratio, (kept_ + rules_.ratio_prior) / (promised_ + rules_.ratio_prior));
@@ -74,6 +82,7 @@ public:
             outcomes_.push_back({});
             hindsight_.push_back({});
             expected_.push_back({});
+            worth_.push_back({});
         }
         std::fill_n(sums_.begin() + static_cast<std::ptrdiff_t>(at * cells()), cells(), 0.0);
         weight_[at] = 0.0;
@@ -81,6 +90,7 @@ public:
         double const found = rules_.hindsight_prior * rules_.hindsight_found;
         hindsight_[at] = {rules_.hindsight_prior, rules_.hindsight_prior, found, found};
         expected_[at] = {false, 0.0, 0.0, 0.0};
+        worth_[at] = {};
     }
 
     //! Learn one block of each of `count` different rows: compare it with what was expected of it, then keep it.
@@ -116,23 +126,22 @@ public:
         kept_ = rules_.ratio_memory * kept_ + kept_of_all;
     }
 
-    //! Choose the threshold of every row of a batch as if all were like it, and write what that is worth.
+    //! Choose the threshold of every row of a batch as if all were like it, and find what that is worth.
     //!
     //! caps [R]: drafts of each that may be verified; those without any do not enter the means. Not while empty.
-    BatchMeans evaluate(int64_t const* rows, int64_t const* caps, BatchCosts const& costs, BatchWorth const& worth) {
-        PassTimes const times(costs, gamma_);
+    BatchMeans evaluate(int64_t const* rows, int64_t const* caps, BatchCosts const& costs) {
+        PassTimes const times(costs, gamma_, &curve_);
         for (size_t cell = 0; cell < pool_.size(); ++cell) round_[cell] = pool_[cell] / pool_weight_;
+        double const pool_ratio = acceptedRatio();
         double gain = 0.0, threshold = 0.0;
         int64_t able = 0;
         for (int64_t i = 0; i < costs.num_requests; ++i) {
-            Choice const choice = choose(static_cast<size_t>(rows[i]), times);
-            worth.gains[i] = choice.gain;
-            worth.extra_tokens[i] = choice.extra_tokens;
-            worth.more_us[i] = choice.more_us;
+            size_t const row = static_cast<size_t>(rows[i]);
+            choose(row, times, pool_ratio);
             if (caps[i] <= 0) continue;
             ++able;
-            gain += choice.gain;
-            threshold += std::min(1.0, expected_[static_cast<size_t>(rows[i])].threshold);
+            gain += worth_[row].gain;
+            threshold += std::min(1.0, expected_[row].threshold);
         }
         return {gain / static_cast<double>(able), threshold / static_cast<double>(able)};
     }
@@ -157,38 +166,38 @@ private:
         double threshold, survivors, drafts;
     };
 
-    struct Choice {
-        double gain, extra_tokens, more_us;
-    };
-
     //! Times of the passes a batch may run.
     struct PassTimes {
         int64_t count;
-        float const* curve;
+        double const* curve;
         int64_t last;     // index of the last entry
         double part;      // 1 / R
         double plain_us;  // one token of each, the whole pass
         double least_us;  // that and the draft, as one request's part
         double added[kMaxDraftLen + 1];  // what k more tokens of each add, as one request's part
 
-        PassTimes(BatchCosts const& costs, int gamma)
-            : count(costs.num_requests), curve(costs.curve_us), last(count * (gamma + 1)) {
-            part = 1.0 / static_cast<double>(count);
-            plain_us = static_cast<double>(curve[count]);
-            least_us = (costs.draft_us + plain_us) * part;
-            for (int more = 0; more <= gamma; ++more) {
-                added[more] = (static_cast<double>(curve[count * (more + 1)]) - plain_us) * part;
+        //! `storage` gets the curve.
+        PassTimes(BatchCosts const& costs, int gamma, std::vector<double>* storage)
+            : count(costs.num_requests), last(count * (gamma + 1)), part(1.0 / static_cast<double>(count)) {
+            storage->resize(static_cast<size_t>(last + 1));
+            float const plain = costs.base * costs.curve_us[count];
+            for (int64_t tokens = 0; tokens <= last; ++tokens) {
+                float const more = costs.marginal * (costs.curve_us[tokens] - costs.curve_us[count]);
+                (*storage)[static_cast<size_t>(tokens)] = static_cast<double>(plain + more);
             }
+            curve = storage->data();
+            plain_us = curve[count];
+            least_us = (costs.draft_us + plain_us) * part;
+            for (int more = 0; more <= gamma; ++more) added[more] = (curve[count * (more + 1)] - plain_us) * part;
         }
 
         //! What many alike add whose mean is `drafts`, as one request's part.
         double together(double drafts) const {
             double const tokens = static_cast<double>(count) * (1.0 + drafts);
-            double us = static_cast<double>(curve[last]);
+            double us = curve[last];
             if (tokens < static_cast<double>(last)) {
                 int64_t const below = static_cast<int64_t>(tokens);
-                double const low = static_cast<double>(curve[below]);
-                us = (static_cast<double>(curve[below + 1]) - low) * (tokens - static_cast<double>(below)) + low;
+                us = (curve[below + 1] - curve[below]) * (tokens - static_cast<double>(below)) + curve[below];
             }
             return (us - plain_us) * part;
         }
@@ -228,8 +237,8 @@ private:
     }
 
     void keep(size_t row, float const* survival, double const* sums) {
-        int lengths[kMaxThresholds] = {};
         size_t const num = width();
+        int32_t lengths[kMaxThresholds] = {};
         for (int step = 0; step < gamma_; ++step) {
             for (size_t c = 0; c < num; ++c) lengths[c] += survival[step] >= thresholds_[c];
         }
@@ -247,10 +256,10 @@ private:
     }
 
     //! Drafts accepted over drafts promised by a request, recently.
-    double ratio(size_t row) const {
+    double ratio(size_t row, double pool_ratio) const {
         Outcome const& own = outcomes_[row];
         double const pool = rules_.pool_drafts * own.pool;
-        double const ratio = (own.accepted + rules_.ratio_prior + pool * acceptedRatio()) /
+        double const ratio = (own.accepted + rules_.ratio_prior + pool * pool_ratio) /
                              (own.promised + rules_.ratio_prior + pool);
         return std::min(rules_.max_ratio, ratio);
     }
@@ -258,47 +267,67 @@ private:
     //! What was found of what was expected, at most 1.
     static double left(double found, double expected) { return expected > 0.0 ? std::min(1.0, found / expected) : 1.0; }
 
-    //! Set the threshold of a row and what is expected there; return what that is worth.
-    //!
-    //! `round_` holds the mean of all requests.
-    Choice choose(size_t row, PassTimes const& times) {
+    //! What a request may expect under every threshold.
+    struct Prospects {
+        double drafts[kMaxThresholds];     // verified of a block
+        double survivors[kMaxThresholds];  // of those
+        double more_us[kMaxThresholds];    // that verifying them takes, as one request's part
+        double rates[kMaxThresholds];      // tokens a microsecond
+    };
+
+    //! `pool` is the weight of what is known of all.
+    void foresee(size_t row, double pool, double rho, PassTimes const& times, Prospects* out) const {
         size_t const num = width();
-        double const weight = weight_[row];
-        // What is left of the prior after as many own blocks.
-        double const pool = rules_.prior_blocks * (1.0 - (1.0 - rules_.memory) * weight);
-        double const norm = 1.0 / (weight + pool);
-        double drafts[kMaxThresholds] = {}, more[kMaxThresholds] = {};
-        double const* own = sums_.data() + row * cells();
-        double const* all = round_.data();
+        double const *own = sums_.data() + row * cells(), *all = round_.data();
+        std::fill_n(out->drafts, num, 0.0);
+        std::fill_n(out->more_us, num, 0.0);
         for (int len = 0; len <= gamma_; ++len, own += num, all += num) {
             double const tokens = static_cast<double>(len), added = times.added[len];
             for (size_t c = 0; c < num; ++c) {
                 double const share = own[c] + pool * all[c];
-                drafts[c] += share * tokens;
-                more[c] += share * added;
+                out->drafts[c] += share * tokens;
+                out->more_us[c] += share * added;
             }
         }
-        double const rho = ratio(row);
-        double best = 0.0, best_tokens = 0.0, best_more = 0.0;
-        Expected* const expected = &expected_[row];
-        // From the last: of equal rates the one that verifies least.
-        for (size_t c = num; c-- > 0;) {
-            double const mean = norm * drafts[c], survivors = norm * (own[c] + pool * all[c]);
-            double const tokens = 1.0 + rho * survivors;
-            // One request's lengths are what the pass gets; of many alike it gets their mean.
-            double const more_us = norm * more[c] * times.part + times.together(mean) * (1.0 - times.part);
-            double const rate = tokens / (times.least_us + more_us);
-            if (c + 1 < num && !(rate > best)) continue;
-            best = rate;
-            best_tokens = tokens;
-            best_more = more_us;
-            *expected = {true, static_cast<double>(thresholds_[c]), survivors, mean};
+        double const norm = 1.0 / (weight_[row] + pool), among = 1.0 - times.part;
+        double together[kMaxThresholds];
+        for (size_t c = 0; c < num; ++c) {
+            out->drafts[c] *= norm;
+            out->survivors[c] = norm * (own[c] + pool * all[c]);
         }
+        for (size_t c = 0; c < num; ++c) together[c] = times.together(out->drafts[c]);
+        for (size_t c = 0; c < num; ++c) {
+            // One request's lengths are what the pass gets; of many alike it gets their mean.
+            out->more_us[c] = norm * out->more_us[c] * times.part + together[c] * among;
+            out->rates[c] = (1.0 + rho * out->survivors[c]) / (times.least_us + out->more_us[c]);
+        }
+    }
+
+    //! Set the threshold of a row, what is expected there and what that is worth.
+    //!
+    //! `round_` holds the mean of all requests, `pool_ratio` their ratio.
+    void choose(size_t row, PassTimes const& times, double pool_ratio) {
+        // What is left of the prior after as many own blocks.
+        double const pool = rules_.prior_blocks * (1.0 - (1.0 - rules_.memory) * weight_[row]);
+        double const rho = ratio(row, pool_ratio);
+        Prospects found;
+        foresee(row, pool, rho, times, &found);
+        // From the last: of equal rates the one that verifies least.
+        size_t best = width() - 1;
+        double best_rate = found.rates[best];
+        for (size_t c = best; c-- > 0;) {
+            bool const better = found.rates[c] > best_rate;
+            best = better ? c : best;
+            best_rate = better ? found.rates[c] : best_rate;
+        }
+        double const survivors = found.survivors[best];
+        expected_[row] = {true, static_cast<double>(thresholds_[best]), survivors, found.drafts[best]};
         Hindsight const& past = hindsight_[row];
-        double const tokens = 1.0 + left(past.found_survivors, past.expected_survivors) * (best_tokens - 1.0);
-        double const more_us = left(past.found_drafts, past.expected_drafts) * best_more;
+        double const tokens =
+            1.0 + left(past.found_survivors, past.expected_survivors) * (1.0 + rho * survivors - 1.0);
+        double const more_us = left(past.found_drafts, past.expected_drafts) * found.more_us[best];
         double const gain = tokens / (times.least_us + more_us) * times.plain_us * times.part - 1.0;
-        return {gain, tokens - 1.0, more_us};
+        worth_[row] = {gain, tokens - 1.0, more_us};
     }
 
     int gamma_;
@@ -309,8 +338,10 @@ private:
     std::vector<Outcome> outcomes_;
     std::vector<Hindsight> hindsight_;
     std::vector<Expected> expected_;
+    std::vector<Worth> worth_;
     std::vector<double> pool_;   // [gamma + 2, C]
     std::vector<double> round_;  // [gamma + 2, C] of one call
+    std::vector<double> curve_;  // of one call
     double pool_weight_ = 0.0;
     double promised_ = 0.0, kept_ = 0.0;
 };
