@@ -111,6 +111,7 @@ NB_MODULE(_core, m) {
     registerAccept(m);
     registerNumerics(m);
     registerAdaptive(m);
+    registerSimulation(m);
 }
 
 }  // namespace dspark::python

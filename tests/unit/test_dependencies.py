@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serving": {"engine_dir", "runtime", "load.metrics"},
     "engine_process": {"engine", "engine_dir", "runtime", "serving", "speculation", "traffic"},
     # Drives the serving code in simulated time.
-    "simulate": {"engine.base", "engine_dir", "engine_process", "load", "reports", "runtime", "speculation"},
+    "simulate": {"engine.base", "engine_dir", "engine_process", "load", "reports", "runtime", "speculation", "_core"},
     # The only package that imports PyTorch.
     "train": {"build", "checkpoint", "engine", "graph", "runtime", "traffic"},
     "reference": set(),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from trtllm_dspark import _core
 from trtllm_dspark.engine.base import FloatArray, IntArray
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.simulate.blocks import Blocks
@@ -63,9 +64,9 @@ class BlockPool:
         start, size = self._range[domain]
         return start + int(generator.integers(size))
 
-    def after(self, blocks: IntArray, accepted: IntArray | int) -> IntArray:
-        """Return [R] blocks that requests meet next which have had so many drafts accepted."""
-        return self.following[blocks + accepted] if self.by_token else self.following[blocks]
+    def rows(self) -> _core.SimulatedRows:
+        """Return rows of requests that meet these blocks; there are none yet."""
+        return _core.SimulatedRows(self.accepted, self.following, by_token=self.by_token)
 
     def confidence(self, temperature: FloatArray | None, bias: FloatArray | None) -> FloatArray:
         """Return [N, gamma] confidences under a calibration; None leaves them as the head gives them."""

@@ -7,8 +7,9 @@ whose memory is `max_seq_len` tokens, from admission to its end; the others wait
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,12 +27,9 @@ from trtllm_dspark.simulate.traffic import Arrival
 from trtllm_dspark.speculation.controller import LoadLimits
 from trtllm_dspark.speculation.shares import FairShares
 
-_LEFT, _BLOCK, _VERIFIED, _FIRST_LEFT, _JOINED = range(5)
-"""What is kept of a decoding request: tokens it may still emit beyond the next one, its block in the pool, drafts
-verified so far, and, of when it began to decode, the first of these and the number of the round."""
-_COLUMNS = 5
+T = TypeVar("T")
+
 _UNLIMITED = LoadLimits()
-_sum = np.add.reduce
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +52,8 @@ class _Started:
 
     Attributes:
         chunks: prompt chunks it prefills.
-        accepted: [R] drafts accepted of every decoding request; None where none was verified.
+        accepted: [R] drafts accepted of every decoding request; None where there are none.
+        last: rows of decoding requests that end with it, ascending.
         decision: what the controller decided, or None where nothing speculates.
         draft_us: microseconds of drafting, or None.
         verify_us: microseconds of the target pass over decoding requests, or None; both None where nobody compares.
@@ -62,6 +61,7 @@ class _Started:
 
     chunks: tuple[PromptChunk[SimRequest], ...]
     accepted: IntArray | None
+    last: Sequence[int]
     decision: Decision | None
     draft_us: float | None
     verify_us: float | None
@@ -111,10 +111,10 @@ class Replica:
         self._decoding: list[SimRequest] = []
         self._keys: list[Hashable] = []
         self._cached = 0
-        self._rounds = 0
-        self._shares = FairShares(0 if speculator is None else speculator.draft_len)
+        self._draft_len = 0 if speculator is None else speculator.draft_len
+        self._shares = FairShares(self._draft_len)
         self._interactive = np.ones(server.max_batch_size, np.bool_)
-        self._state = np.zeros((_COLUMNS, server.max_batch_size), np.int64)
+        self._rows = pool.rows()
         self._round: _Started | None = None
 
     @property
@@ -158,6 +158,7 @@ class Replica:
         self._batcher = Batcher(self.server.max_num_tokens)
         self._waiting.clear()
         self._decoding.clear()
+        self._rows.clear()
         self._prefilling.clear()
         self._keys, self._cached, self._round = [], 0, None
         return lost
@@ -167,11 +168,10 @@ class Replica:
         limits = _UNLIMITED if self._speculator is None else self._speculator.controller.limits()
         self._admit(limits)
         count = len(self._decoding)
-        draft_len = 0 if self._speculator is None else self._speculator.draft_len
         # Drafts are counted as a session does: by the number of requests, not by what they may verify.
         plan = self._batcher.plan(
             num_decoding=count,
-            drafts_wanted=count * draft_len,
+            drafts_wanted=count * self._draft_len,
             prefilling=self._prefilling,
             num_free=max(0, self._most(limits) - self.num_running),
         )
@@ -185,17 +185,14 @@ class Replica:
         decision, accepted = None, None
         drafts = num_drafted = num_accepted = 0
         whole = True
+        last: list[int] = []
         if count:
-            self._rounds += 1
             if self._speculator is not None:
                 decision, whole = self._decide(self._speculator, limits, plan.draft_budget, int(depth))
                 num_drafted = decision.num_drafted
-            if decision is not None and num_drafted:
-                drafts = int(_sum(decision.verify_len))
-                accepted = self._accept(decision.verify_len)
-                num_accepted = int(_sum(accepted))
-            elif self._pool.by_token and draft_len:
-                self._state[_BLOCK, :count] = self._pool.after(self._state[_BLOCK, :count], 0)
+            verify_len = decision.verify_len if decision is not None and num_drafted else None
+            # Nobody looks at the rows before the round ends.
+            accepted, drafts, num_accepted, last = self._rows.advance(verify_len)
         draft_us, verify_us, prefill_us = self._pass_us(decision, drafts, depth, chunks)
         verify_us += 0.0 if whole else self.server.ragged_us
         server = self.server
@@ -204,7 +201,7 @@ class Replica:
         # A pass that takes what the table says teaches nothing, one that prompts share cannot be compared.
         told = self.timed and not (chunks and self.server.shared_prefill)
         self._round = _Started(
-            chunks, accepted, decision, draft_us if self.timed else None, verify_us if told else None
+            chunks, accepted, last, decision, draft_us if self.timed else None, verify_us if told else None
         )
         log = self.log
         log.start_s.append(now)
@@ -223,52 +220,33 @@ class Replica:
         if started is None:
             return []
         ended: list[SimRequest] = []
-        gone: IntArray = np.zeros(0, np.int64)
-        count = len(self._decoding)
-        if count:
+        if started.accepted is not None:
             if started.decision is not None and self._speculator is not None:
-                accepted = started.decision.verify_len if started.accepted is None else started.accepted
-                self._speculator.learn(started.decision, accepted, started.draft_us, started.verify_us)
-            left = self._state[_LEFT, :count]
-            left -= 1
-            if started.accepted is not None:
-                left -= started.accepted
-            self._cached += count + self.log.accepted[-1]
-            gone = (left < 0).nonzero()[0]
-        joined = False
+                self._speculator.learn(started.decision, started.accepted, started.draft_us, started.verify_us)
+            self._cached += len(self._decoding) + self.log.accepted[-1]
+        if started.chunks or started.last:
+            # The controller may keep the keys of a past round.
+            self._keys = self._keys.copy()
         for chunk in started.chunks:
             chunk.request.num_cached += chunk.length
             if chunk.completes:
-                joined |= self._first_token(chunk.request, now, ended)
+                self._first_token(chunk.request, now, ended)
         # The last rows move into the holes, those that have just joined first, as in a session's slot table.
-        for row in gone[::-1].tolist():
+        for row in reversed(started.last):
             ended.append(self._leave(row, now))
-        if joined or ended:
-            self._keys = [request.record.index for request in self._decoding]
         return ended
 
     def _decide(
         self, speculator: Speculator, limits: LoadLimits, draft_budget: int, depth: int
     ) -> tuple[Decision, bool]:
         """Let the controller decide; return that, and whether every request verifies all it may."""
-        count = len(self._decoding)
-        state = self._state[:, :count]
-        most = np.minimum(state[_LEFT], speculator.draft_len)
+        most = self._rows.caps(self._draft_len)
         budget = draft_budget if limits.verify_budget is None else min(draft_budget, limits.verify_budget)
-        caps = self._shares.limit(most, self._interactive[:count], budget)
-        decision = speculator.decide(self._keys, state[_BLOCK], caps=caps, token_budget=draft_budget, depth=depth)
+        caps = self._shares.limit(most, self._interactive[: len(most)], budget)
+        decision = speculator.decide(self._keys, self._rows, caps=caps, token_budget=draft_budget, depth=depth)
         # Only where ragged passes take longer does anybody ask.
         whole = not (self.server.ragged_us and decision.num_drafted) or np.array_equal(decision.verify_len, most)
         return decision, whole
-
-    def _accept(self, verify_len: IntArray) -> IntArray:
-        """Return [R] drafts accepted of those verified, and let every request go on to its next block."""
-        state = self._state[:, : len(verify_len)]
-        blocks = state[_BLOCK]
-        accepted: IntArray = np.minimum(self._pool.accepted[blocks], verify_len)
-        state[_VERIFIED] += verify_len
-        state[_BLOCK] = self._pool.after(blocks, accepted)
-        return accepted
 
     def _most(self, limits: LoadLimits) -> int:
         """Return how many requests may run."""
@@ -296,12 +274,12 @@ class Replica:
         A low clock stretches what a pass takes beyond reading the weights.
         """
         count, longest = len(self._decoding), 1
-        num_rows = 0 if decision is None else decision.num_rows
-        if decision is not None and drafts and self._times.by_row:
-            longest += int(decision.verify_len.max())
         times, server = self._times, self.server
+        num_rows = 0 if decision is None else decision.num_rows
+        if decision is not None and drafts and times.by_row:
+            longest += int(decision.verify_len.max())
         prompt_tokens = sum([chunk.length for chunk in chunks]) if chunks else 0
-        draft_us = self._stretched(times.draft_us(num_rows, depth)) if num_rows else None
+        draft_us = times.draft_us(num_rows, depth) if num_rows else None
         verify_us = prefill_us = 0.0
         if prompt_tokens and server.shared_prefill:
             verify_us = times.verify_us(count + len(chunks), count + drafts + prompt_tokens, depth)
@@ -313,15 +291,16 @@ class Replica:
             elif prompt_tokens:
                 start = sum([chunk.start for chunk in chunks]) / len(chunks)
                 prefill_us = times.prefill_us(prompt_tokens, start)
-        return draft_us, self._stretched(verify_us), self._stretched(prefill_us)
+        if self.stretch == 1:
+            return draft_us, verify_us, prefill_us
+        stretched_us = None if draft_us is None else self._stretched(draft_us)
+        return stretched_us, self._stretched(verify_us), self._stretched(prefill_us)
 
     def _stretched(self, micros: float) -> float:
-        if self.stretch == 1:
-            return micros
         return micros + max(0.0, micros - self._times.verify_us(1, 1, 0.0)) * (self.stretch - 1)
 
-    def _first_token(self, request: SimRequest, now: float, ended: list[SimRequest]) -> bool:
-        """Let a request whose prompt is cached emit its first token; return whether it decodes on."""
+    def _first_token(self, request: SimRequest, now: float, ended: list[SimRequest]) -> None:
+        """Let a request whose prompt is cached emit its first token, which may be its last."""
         self._prefilling.remove(request)
         record, arrival = request.record, request.arrival
         record.first_token_s = record.last_token_s = now
@@ -330,32 +309,33 @@ class Replica:
         remaining = min(arrival.output_tokens, self.server.max_seq_len - arrival.prompt_tokens) - 1
         if remaining <= 0:
             ended.append(request)
-            return False
-        row = len(self._decoding)
+            return
+        self._rows.join(self._pool.place(arrival.domain, self._generator), remaining)
         self._decoding.append(request)
-        block = self._pool.place(arrival.domain, self._generator)
+        self._keys.append(record.index)
         self._cached += arrival.prompt_tokens
-        self._state[:, row] = (remaining - 1, block, 0, remaining - 1, self._rounds)
-        return True
 
     def _leave(self, row: int, now: float) -> SimRequest:
-        """Take a request out of its row; the last one moves there, as a slot table moves a request into a hole."""
-        request, last = self._decoding[row], len(self._decoding) - 1
-        values = self._state[:, row].tolist()
-        self._state[:, row] = self._state[:, last]
-        self._decoding[row] = self._decoding[last]
-        self._decoding.pop()
-        emitted = values[_FIRST_LEFT] - values[_LEFT]
+        """Take a request out of its row; the last one moves there."""
+        rounds, emitted, verified = self._rows.leave(row)
+        request = _take(self._decoding, row)
+        _take(self._keys, row)
         self._cached -= request.num_prompt + emitted
         record = request.record
         record.last_token_s = now
         # Every round it took part in emitted one token and the drafts accepted in it.
-        record.rounds = self._rounds - values[_JOINED]
-        record.verified, record.accepted = values[_VERIFIED], emitted - record.rounds
+        record.rounds, record.verified, record.accepted = rounds, verified, emitted - rounds
         record.output_tokens = emitted + 1
         if self._speculator is not None:
             self._speculator.controller.forget(record.index)
         return request
+
+
+def _take(rows: list[T], row: int) -> T:
+    """Take one out of a list; the last moves there."""
+    taken, rows[row] = rows[row], rows[-1]
+    rows.pop()
+    return taken
 
 
 def _nowhere(message: object) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trtllm_dspark import _core
 from trtllm_dspark.engine.base import FloatArray, IntArray
 from trtllm_dspark.simulate.pool import BlockPool, calibrated
 from trtllm_dspark.speculation.controller import RoundOutcome, RoundPlan, SpeculationController
@@ -57,13 +58,13 @@ class Speculator:
         self._confidence = calibrated(self._logits, None, None) if controller.needs_confidence else None
 
     def decide(
-        self, requests: Sequence[Hashable], blocks: IntArray, *, caps: IntArray, token_budget: int, depth: int
+        self, requests: Sequence[Hashable], rows: _core.SimulatedRows, *, caps: IntArray, token_budget: int, depth: int
     ) -> Decision:
         """Plan a round and, where it drafts, choose what is verified.
 
         Args:
             requests: keys of the R decoding requests.
-            blocks: [R] block of each in the pool.
+            rows: theirs.
             caps: [R] drafts of each that may be verified.
             token_budget: drafts that fit into the round.
             depth: tokens cached before each row, on average.
@@ -73,13 +74,14 @@ class Speculator:
         caps = plan.caps
         num_drafted = np.count_nonzero(caps)
         if not num_drafted:
-            return Decision(plan, requests, depth, np.zeros(len(requests), np.int64), None, 0)
+            # All 0, as what is verified.
+            return Decision(plan, requests, depth, caps, None, 0)
         confidence = None
         if self._confidence is not None:
             if plan.temperature is not self._temperature or plan.bias is not self._bias:
                 self._temperature, self._bias = plan.temperature, plan.bias
                 self._confidence = calibrated(self._logits, plan.temperature, plan.bias)
-            confidence = self._confidence.take(blocks, axis=0)
+            confidence = rows.confidence(self._confidence)
         num_rows = num_drafted
         if num_drafted < len(requests):
             drafting = caps.nonzero()[0]

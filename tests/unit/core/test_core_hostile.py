@@ -71,6 +71,9 @@ for row in range(12):
     STANDINGS.reset(row)
 BLOCKS.add(TWO, good((2, 3), np.float32), TWO, TWO)
 BLOCKS.evaluate(TWO, TWO, good((9,), np.float32), 1.0)
+ROWS = _core.SimulatedRows(np.array([1, 0, 1, 2]), np.array([1, 2, 0, 0]), by_token=True)
+for block in range(2):
+    ROWS.join(block, 100)
 CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sampling": (
         _core.Sampling,
@@ -216,6 +219,13 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
         _core.Standings,
         {"enter": 0.0, "leave": 0.1, "heavy_loss": 0.0, "smoothing": 0.1, "patience": 3, "heavy_weight": 2},
     ),
+    "rows": (
+        _core.SimulatedRows,
+        {"accepted": np.array([1, 0, 2, 0]), "following": np.array([1, 2, 0, 0]), "by_token": [True, False]},
+    ),
+    "rows_caps": (ROWS.caps, {"most": 3}),
+    "rows_confidence": (ROWS.confidence, {"of_blocks": good((4, 3), np.float32)}),
+    "rows_advance": (ROWS.advance, {"verify_len": [TWO, None]}),
     "standings_meet": (STANDINGS.meet, {"rows": TWO}),
     "standings_judge": (
         STANDINGS.judge,

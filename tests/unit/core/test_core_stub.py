@@ -1,4 +1,4 @@
-"""The published interface file names what the extension has, with the same arguments."""
+"""The published interface files name what the extension has, with the same arguments."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 import trtllm_dspark
 from trtllm_dspark import _core
 
-STUB = ast.parse((Path(trtllm_dspark.__file__).parent / "_core.pyi").read_text())
-FUNCTIONS = [node for node in STUB.body if isinstance(node, ast.FunctionDef)]
-CLASSES = [node for node in STUB.body if isinstance(node, ast.ClassDef)]
+# `_core.pyi` takes over what the files of its parts say.
+FILES = sorted(Path(trtllm_dspark.__file__).parent.glob("_core*.pyi"))
+BODY = [node for path in FILES for node in ast.parse(path.read_text()).body]
+FUNCTIONS = [node for node in BODY if isinstance(node, ast.FunctionDef)]
+CLASSES = [node for node in BODY if isinstance(node, ast.ClassDef)]
 
 
 @pytest.mark.parametrize("node", FUNCTIONS, ids=lambda node: node.name)
@@ -34,6 +36,6 @@ def test_stub_class_has_the_extensions_members(node: ast.ClassDef) -> None:
 
 
 def test_stub_names_everything_public() -> None:
-    assigned = {n.target.id for n in STUB.body if isinstance(n, ast.AnnAssign) if isinstance(n.target, ast.Name)}
+    assigned = {n.target.id for n in BODY if isinstance(n, ast.AnnAssign) if isinstance(n.target, ast.Name)}
     stub = {node.name for node in (*FUNCTIONS, *CLASSES)} | assigned
     assert {name for name in dir(_core) if not name.startswith("_")} == stub

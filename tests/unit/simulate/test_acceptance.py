@@ -105,9 +105,13 @@ def test_pool_goes_on_by_the_tokens_of_a_round_and_begins_with_a_text() -> None:
     # Every domain is followed by its first blocks once more: those of "b" begin at 3 + 4.
     assert {pool.place("b", generator) for _ in range(50)} == {7, 10}
     assert {pool.place("a", generator) for _ in range(9)} == {0}
-    here, accepted = np.array([0, 1, 2, 7, 11]), np.array([0, 3, 1, 1, 3])
-    assert pool.after(here, accepted).tolist() == [1, 2, 1, 9, 10]
-    assert pool.accepted[pool.after(here, accepted)].tolist() == [3, 1, 3, 0, 2]
+    rows = pool.rows()
+    for block in (0, 1, 2, 7, 11):
+        rows.join(block, 100)
+    numbers = np.arange(len(pool.accepted), dtype=np.float32)[:, None]
+    for verified, accepted, on in ((3, [0, 3, 1, 1, 1], [1, 2, 1, 9, 8]), (1, [1, 1, 1, 0, 1], [0, 1, 0, 10, 10])):
+        assert rows.advance(np.full(5, verified))[0].tolist() == accepted
+        assert rows.confidence(numbers)[:, 0].tolist() == on
     with pytest.raises(ConfigError, match="blocks of every token in some domains only"):
         BlockPool({"a": by_token(0, 3, 1), "b": draw((0.1,) * 3)})
 

@@ -1,0 +1,101 @@
+//! SimulatedRows: the decoding requests of a simulated server.
+
+#include "dspark/host/simulated_rows.h"
+
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "dspark/draft.h"
+#include "types.h"
+
+namespace dspark::python {
+
+namespace {
+
+constexpr char const* kRows = "SimulatedRows";
+
+//! The rows, and the arrays they read.
+struct SimulatedRows {
+    View<int64_t> accepted, following;
+    host::SimulatedRows rows;
+};
+
+//! A row may stand on a block from which it can go on whatever is accepted.
+void checkBlock(char const* name, host::RecordedBlocks const& blocks, int64_t block) {
+    checkRange(kRows, name, &block, 1, 0, blocks.count);
+    int64_t const last = block + (blocks.by_token ? blocks.accepted[block] : 0);
+    checkRange(kRows, name, &last, 1, 0, blocks.count);
+}
+
+void makeRows(SimulatedRows* self, nb::object const& accepted, nb::object const& following, bool by_token) {
+    View<int64_t> kept = view<int64_t>(kRows, "accepted", accepted, {{"N", -1}});
+    View<int64_t> next = view<int64_t>(kRows, "following", following, {{"N", kept.size(0)}});
+    host::RecordedBlocks const blocks = {kept.size(0), kept.data, next.data, by_token};
+    checkRange(kRows, "accepted", kept.data, blocks.count, 0, kMaxDraftLen + 1);
+    for (int64_t block = 0; block < blocks.count; ++block) checkBlock("following", blocks, next.data[block]);
+    new (self) SimulatedRows{std::move(kept), std::move(next), host::SimulatedRows(blocks)};
+}
+
+void checkRow(SimulatedRows const& self, int64_t row) { checkRange(kRows, "row", &row, 1, 0, self.rows.size()); }
+
+void join(SimulatedRows* self, int64_t block, int64_t left) {
+    checkBlock("block", self->rows.blocks(), block);
+    checkRange(kRows, "left", &left, 1, 1, kMaxPosition);
+    self->rows.join(block, left);
+}
+
+std::tuple<int64_t, int64_t, int64_t> leave(SimulatedRows* self, int64_t row) {
+    checkRow(*self, row);
+    host::RowTally const tally = self->rows.leave(row);
+    return {tally.rounds, tally.emitted, tally.verified};
+}
+
+nb::object caps(SimulatedRows const& self, int64_t most) {
+    checkRange(kRows, "most", &most, 1, 0, kMaxDraftLen + 1);
+    size_t const count = static_cast<size_t>(self.rows.size());
+    std::vector<int64_t> values(count);
+    for (size_t i = 0; i < count; ++i) values[i] = self.rows.cap(static_cast<int64_t>(i), most);
+    return toNumpy(std::move(values), {count});
+}
+
+nb::object confidence(SimulatedRows const& self, nb::object const& of_blocks) {
+    View<float> const table = view<float>(kRows, "of_blocks", of_blocks, {{"N", self.rows.blocks().count}, {"gamma", -1}});
+    int64_t const count = self.rows.size(), gamma = table.size(1);
+    std::vector<float> values(static_cast<size_t>(count * gamma));
+    for (int64_t row = 0; row < count; ++row) {
+        std::copy_n(table.data + self.rows.block(row) * gamma, gamma, values.data() + row * gamma);
+    }
+    return toNumpy(std::move(values), {static_cast<size_t>(count), static_cast<size_t>(gamma)});
+}
+
+std::tuple<nb::object, int64_t, int64_t, std::vector<int64_t>> advance(SimulatedRows* self,
+                                                                       nb::object const& verify_len) {
+    int64_t const count = self->rows.size();
+    View<int64_t> const lens = optionalView<int64_t>(kRows, "verify_len", verify_len, {{"R", count}});
+    if (lens) checkRange(kRows, "verify_len", lens.data, count, 0, kMaxDraftLen + 1);
+    std::vector<int64_t> accepted(static_cast<size_t>(count)), ended;
+    host::RoundTally const tally = self->rows.advance(lens.data, accepted.data(), &ended);
+    return {toNumpy(std::move(accepted), {static_cast<size_t>(count)}), tally.verified, tally.accepted,
+            std::move(ended)};
+}
+
+}  // namespace
+
+void registerSimulation(nb::module_& m) {
+    // It keeps the GIL, as the statistics of requests do.
+    nb::class_<SimulatedRows>(m, "SimulatedRows")
+        .def("__init__", &makeRows, nb::arg("accepted").none(), nb::arg("following").none(), nb::kw_only(),
+             nb::arg("by_token"))
+        .def("__len__", [](SimulatedRows const& self) { return self.rows.size(); })
+        .def("join", &join, nb::arg("block"), nb::arg("left"))
+        .def("leave", &leave, nb::arg("row"))
+        .def("clear", [](SimulatedRows* self) { self->rows.clear(); })
+        .def("caps", &caps, nb::arg("most"))
+        .def("confidence", &confidence, nb::arg("of_blocks").none())
+        .def("advance", &advance, nb::arg("verify_len").none());
+}
+
+}  // namespace dspark::python
