@@ -12,8 +12,8 @@ from trtllm_dspark.engine.base import IntArray
 
 MAX_RECENT = 1024
 """Rounds kept for histograms between two readings."""
-_ROWS = 4096
-"""Requests of rounds that are kept until they are counted together."""
+_ROUNDS = 128
+"""Rounds that are kept until they are counted together."""
 
 
 class RoundCounters:
@@ -35,10 +35,8 @@ class RoundCounters:
         self._admitted, self._verified, self._accepted = (np.zeros(draft_len + 1, np.int64) for _ in range(3))
         self.predicted_us = self.measured_us = 0.0
         self._recent: deque[tuple[int, int, int]] = deque(maxlen=MAX_RECENT)
-        # By row of the rounds written down: drafts allowed (-1 where none were made), verified, accepted.
-        self._rows: IntArray = np.zeros((3, 0), np.int64)
-        self._filled = 0
-        self._starts: list[int] = []
+        # Rounds written down: caps, who drafted, drafts verified and accepted; and their budgets.
+        self._rounds: list[tuple[IntArray, NDArray[np.bool_], IntArray, IntArray]] = []
         self._budgets: list[int] = []
 
     @property
@@ -50,7 +48,7 @@ class RoundCounters:
     def add(
         self, caps: IntArray, drafted: NDArray[np.bool_], verify_len: IntArray, accepted: IntArray, budget: int
     ) -> None:
-        """Note one round.
+        """Note one round; its arrays are kept for a while and must not change.
 
         Args:
             caps: [R] int64, drafts of each request that might be verified.
@@ -59,39 +57,30 @@ class RoundCounters:
             accepted: [R] int64 drafts accepted; negative for a request whose logits were refused.
             budget: drafts of all requests that might be verified.
         """
-        count = len(caps)
         if not np.count_nonzero(drafted):
             return
-        if self._filled + count > self._rows.shape[1]:
-            self._count()
-            if count > self._rows.shape[1]:
-                self._rows = np.zeros((3, max(count, _ROWS)), np.int64)
-        start, end = self._filled, self._filled + count
-        rows = self._rows[:, start:end]
-        rows[0], rows[1], rows[2] = caps, verify_len, accepted
-        if np.count_nonzero(drafted) < count:
-            rows[0][~drafted] = -1
-        self._starts.append(start)
+        self._rounds.append((caps, drafted, verify_len, accepted))
         self._budgets.append(budget)
-        self._filled = end
+        if len(self._budgets) >= _ROUNDS:
+            self._count()
 
     def _count(self) -> None:
         """Count the rounds that were written down."""
-        if not self._starts:
+        if not self._budgets:
             return
-        allowed, verified, accepted = self._rows[:, : self._filled]
-        drafted = allowed >= 0
+        starts = np.cumsum([0, *(len(caps) for caps, *_ in self._rounds[:-1])])
+        columns = zip(*self._rounds, strict=True)
+        allowed, drafted, verified, accepted = (np.concatenate(column) for column in columns)
         size = self._draft_len + 1
         self._drafted += int(np.count_nonzero(drafted))
         self._admitted += np.bincount(allowed[drafted], minlength=size)
         self._verified += np.bincount(verified[drafted], minlength=size)
         self._accepted += np.bincount(np.maximum(accepted[drafted], 0), minlength=size)
-        sums = [np.add.reduceat(drafted * column, self._starts) for column in (allowed, verified, 1)]
+        sums = [np.add.reduceat(drafted * column, starts) for column in (allowed, verified, 1)]
         admitted = np.minimum(self._budgets, sums[0])
         made = sums[2] * self._draft_len
         self._recent.extend(zip(admitted.tolist(), sums[1].tolist(), made.tolist(), strict=True))
-        self._filled = 0
-        self._starts.clear()
+        self._rounds.clear()
         self._budgets.clear()
 
     def add_times(self, predicted_us: float, measured_us: float) -> None:

@@ -68,13 +68,13 @@ class PrefixScheduler:
             depth: tokens cached before each row, on average.
             load_scale: factor on what tokens beyond one a request cost.
         """
-        config, num_requests = self.config, len(requests)
+        config, num_requests, keys = self.config, len(requests), list(requests)
         step_time = fixed_time = None
         if self.cost_table is not None and config.needs_cost_table:
             most = num_requests * (1 + self.draft_len)
             step_time = self.cost_table.step_time_us(num_requests, most, depth=depth)
             fixed_time = self.cost_table.draft_time_us(num_requests, depth=depth)
-        budget = self._budget(requests, caps, token_budget, step_time, fixed_time or 0.0, load_scale)
+        budget = self._budget(keys, caps, token_budget, step_time, fixed_time or 0.0, load_scale)
         schedule = _core.schedule_prefixes(
             config.mode,  # type: ignore[arg-type]
             num_requests=num_requests,
@@ -91,12 +91,12 @@ class PrefixScheduler:
         )
         self._warn(schedule.warnings, step_time)
         if config.mode == "stale_topk" and confidence is not None:
-            self._past.append(_PastRound(list(requests), confidence))
+            self._past.append(_PastRound(keys, confidence))
         return schedule.verify_len
 
     def _budget(
         self,
-        requests: Sequence[Hashable],
+        requests: list[Hashable],
         caps: IntArray,
         token_budget: int,
         step_time: FloatArray | None,
@@ -148,14 +148,15 @@ class _PastRound:
         """Return how many requests it knows."""
         return len(self._known())
 
-    def of(self, requests: Sequence[Hashable]) -> FloatArray:
+    def of(self, requests: list[Hashable]) -> FloatArray:
         """Return [R, gamma] confidences; 1 for a request it does not know."""
-        if self._requests == list(requests):
+        if self._requests == requests:
             return self._confidence
         known = self._known()
-        rows = np.array([known.get(key, -1) for key in requests], np.int64)
-        found = self._confidence[rows]
-        found[rows < 0] = 1.0
+        rows = [known.get(key, -1) for key in requests]
+        found = self._confidence.take(rows, axis=0)
+        if -1 in rows:
+            found[np.array(rows) < 0] = 1.0
         return found
 
     def forget(self, request: Hashable) -> None:
@@ -165,5 +166,6 @@ class _PastRound:
 
     def _known(self) -> dict[Hashable, int]:
         if self._rows is None:
-            self._rows = {key: row for row, key in enumerate(self._requests or ())}
+            requests = self._requests or ()
+            self._rows = dict(zip(requests, range(len(requests)), strict=True))
         return self._rows
