@@ -71,8 +71,7 @@ class Speculator:
         """
         controller = self.controller
         plan = controller.plan(requests, caps=caps, token_budget=token_budget, depth=depth)
-        caps = plan.caps
-        num_drafted = np.count_nonzero(caps)
+        caps, num_drafted = plan.caps, plan.num_drafting
         if not num_drafted:
             # All 0, as what is verified.
             return Decision(plan, requests, depth, caps, None, 0)

@@ -89,6 +89,7 @@ class RoundPlan(NamedTuple):
         temperature: [gamma] float32 calibration for this round's confidences, or None.
         bias: [gamma] float32, or None.
         cost_scale: factor the load puts on what tokens beyond one a request cost.
+        num_drafting: requests with a cap above 0.
     """
 
     reason: Reason
@@ -97,11 +98,12 @@ class RoundPlan(NamedTuple):
     temperature: FloatArray | None = None
     bias: FloatArray | None = None
     cost_scale: float = 1.0
+    num_drafting: int = 0
 
     @property
     def drafts(self) -> bool:
         """Whether the block, the chain and the scheduler run."""
-        return bool(np.count_nonzero(self.caps))
+        return self.num_drafting > 0
 
 
 class RoundOutcome(NamedTuple):
@@ -270,16 +272,18 @@ class SpeculationController:
         limits = self._limits
         budget = token_budget if limits.verify_budget is None else min(token_budget, limits.verify_budget)
         caps = np.minimum(caps, self.draft_len)
+        num_drafting = np.count_nonzero(caps)
         if self.draft_len == 0:
             self._reason = "off"
         elif limits.verify_budget is not None and limits.verify_budget <= 0:
             self._reason = "load"
-        elif not np.count_nonzero(caps):
+        elif not num_drafting:
             self._reason = "idle"
         elif budget <= 0:
             self._reason = "load"
         elif self._adaptive is not None:
             self._reason, caps = self._adaptive.plan(requests, caps, depth, limits.cost_scale)
+            num_drafting = np.count_nonzero(caps)
         else:
             self._reason = "speculate"
         if self._reason not in ("speculate", "probe"):
@@ -287,7 +291,7 @@ class SpeculationController:
         temperature = bias = None
         if self._calibrator is not None:
             temperature, bias = self._calibrator.arrays(self.draft_len)
-        return RoundPlan(self._reason, caps, budget, temperature, bias, limits.cost_scale)
+        return RoundPlan(self._reason, caps, budget, temperature, bias, limits.cost_scale, num_drafting)
 
     def verify_lens(
         self,

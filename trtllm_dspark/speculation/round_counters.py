@@ -12,7 +12,7 @@ from trtllm_dspark.engine.base import IntArray
 
 MAX_RECENT = 1024
 """Rounds kept for histograms between two readings."""
-_ROUNDS = 128
+_ROUNDS = 64
 """Rounds that are kept until they are counted together."""
 
 
@@ -32,12 +32,15 @@ class RoundCounters:
     def __init__(self, draft_len: int) -> None:
         self._draft_len = draft_len
         self._drafted = 0
+        # By length; how many have none does not matter.
         self._admitted, self._verified, self._accepted = (np.zeros(draft_len + 1, np.int64) for _ in range(3))
         self.predicted_us = self.measured_us = 0.0
         self._recent: deque[tuple[int, int, int]] = deque(maxlen=MAX_RECENT)
-        # Rounds written down: caps, who drafted, drafts verified and accepted; and their budgets.
+        # Rounds written down: caps, who drafted, drafts verified and accepted; requests before each, and its budget.
         self._rounds: list[tuple[IntArray, NDArray[np.bool_], IntArray, IntArray]] = []
+        self._starts: list[int] = []
         self._budgets: list[int] = []
+        self._filled = 0
 
     @property
     def recent(self) -> deque[tuple[int, int, int]]:
@@ -60,7 +63,9 @@ class RoundCounters:
         if not np.count_nonzero(drafted):
             return
         self._rounds.append((caps, drafted, verify_len, accepted))
+        self._starts.append(self._filled)
         self._budgets.append(budget)
+        self._filled += len(caps)
         if len(self._budgets) >= _ROUNDS:
             self._count()
 
@@ -68,20 +73,26 @@ class RoundCounters:
         """Count the rounds that were written down."""
         if not self._budgets:
             return
-        starts = np.cumsum([0, *(len(caps) for caps, *_ in self._rounds[:-1])])
         columns = zip(*self._rounds, strict=True)
         allowed, drafted, verified, accepted = (np.concatenate(column) for column in columns)
+        accepted = np.maximum(accepted, 0)
+        if not drafted.all():
+            # Whoever drafted nothing got to no position.
+            allowed, verified, accepted = allowed * drafted, verified * drafted, accepted * drafted
         size = self._draft_len + 1
-        self._drafted += int(np.count_nonzero(drafted))
-        self._admitted += np.bincount(allowed[drafted], minlength=size)
-        self._verified += np.bincount(verified[drafted], minlength=size)
-        self._accepted += np.bincount(np.maximum(accepted[drafted], 0), minlength=size)
-        sums = [np.add.reduceat(drafted * column, starts) for column in (allowed, verified, 1)]
-        admitted = np.minimum(self._budgets, sums[0])
-        made = sums[2] * self._draft_len
-        self._recent.extend(zip(admitted.tolist(), sums[1].tolist(), made.tolist(), strict=True))
+        self._admitted += np.bincount(allowed, minlength=size)
+        self._verified += np.bincount(verified, minlength=size)
+        self._accepted += np.bincount(accepted, minlength=size)
+        allowed, made, verified = (
+            np.add.reduceat(column, self._starts, dtype=np.int64) for column in (allowed, drafted, verified)
+        )
+        self._drafted += int(made.sum())
+        rounds = (np.minimum(self._budgets, allowed), verified, made * self._draft_len)
+        self._recent.extend(zip(*(column.tolist() for column in rounds), strict=True))
         self._rounds.clear()
+        self._starts.clear()
         self._budgets.clear()
+        self._filled = 0
 
     def add_times(self, predicted_us: float, measured_us: float) -> None:
         """Count the predicted and the measured time of one round."""

@@ -137,35 +137,35 @@ class PrefixScheduler:
 
 
 class _PastRound:
-    """Confidences of one past round by request; mostly asked for the very requests it had."""
+    """Confidences of one past round; mostly asked for the very requests it had, or for all but one or two of them."""
 
     def __init__(self, requests: list[Hashable], confidence: FloatArray) -> None:
-        self._requests: list[Hashable] | None = requests
-        self._rows: dict[Hashable, int] | None = None
+        self._requests = requests
         self._confidence = confidence
 
     def __len__(self) -> int:
         """Return how many requests it knows."""
-        return len(self._known())
+        return sum(request is not _GONE for request in self._requests)
 
     def of(self, requests: list[Hashable]) -> FloatArray:
         """Return [R, gamma] confidences; 1 for a request it does not know."""
-        if self._requests == requests:
+        known = self._requests
+        if known == requests:
             return self._confidence
-        known = self._known()
-        rows = [known.get(key, -1) for key in requests]
-        found = self._confidence.take(rows, axis=0)
-        if -1 in rows:
-            found[np.array(rows) < 0] = 1.0
+        found = np.empty((len(requests), self._confidence.shape[1]), np.float32)
+        same = min(len(known), len(requests))
+        found[:same] = self._confidence[:same]
+        for row, request in enumerate(requests):
+            if row < same and known[row] == request:
+                continue
+            found[row] = self._confidence[known.index(request)] if request in known else 1.0
         return found
 
     def forget(self, request: Hashable) -> None:
         """Drop a request; another of its name is not it."""
-        if self._known().pop(request, None) is not None:
-            self._requests = None
+        if request in self._requests:
+            self._requests[self._requests.index(request)] = _GONE
 
-    def _known(self) -> dict[Hashable, int]:
-        if self._rows is None:
-            requests = self._requests or ()
-            self._rows = dict(zip(requests, range(len(requests)), strict=True))
-        return self._rows
+
+_GONE = object()
+"""Stands where a request was forgotten."""
