@@ -198,7 +198,7 @@ class RoundSteps:
         for chunk in chunks:
             chunk.request.num_cached += chunk.length
         if self._proposer is not None:
-            self._proposer.take_prompts(chunks, output.features, lazy=self._controller.bypassed)
+            self._proposer.take_prompts(chunks, output.features, lazy=self._controller.adapts)
         return PrefillPass([chunk.request for chunk in chunks if chunk.completes], output)
 
     def accept(self, decode: DecodePass | None, prefill: PrefillPass | None) -> list[Emitted]:

@@ -110,6 +110,17 @@ class FeatureProposer:
         drafting = np.flatnonzero(plan.caps).tolist()
         return drafting[0], drafting[-1] + 1
 
+    def _absorb_backlog(self, requests: list[ActiveRequest], plan: RoundPlan) -> None:
+        """Absorb what more than a round has left pending of the drafting requests: prompts, and what a bypass put off.
+
+        Paid once a request, it is no part of what a draft takes and must not be timed as one.
+        """
+        round_tokens = self.draft_len + 1
+        caps = plan.caps.tolist()
+        behind = [cap > 0 and self._ready(row) > round_tokens for row, cap in zip(requests, caps, strict=True)]
+        if any(behind):
+            self._absorb_pending(requests, behind)
+
     def learn(
         self, requests: Sequence[ActiveRequest], draft: Draft | None, verify_len: IntArray, accepted: IntArray
     ) -> None:

@@ -92,13 +92,17 @@ class DraftModelProposer(TextProposer[_Text]):
         self, requests: list[ActiveRequest], plan: RoundPlan, *, num_steps: int, with_confidence: bool, lazy: bool
     ) -> Draft:
         """Cache what is new, then draft token after token for all drafting requests at once."""
-        started = self._timer.clock()
         drafting = np.flatnonzero(plan.caps).tolist()
         first, last = drafting[0], drafting[-1] + 1
         span = requests[first:last]
         texts = [self._text(request) for request in span]
+        known = [len(text.tokens) - 1 for text in texts]
+        # What more than a round has left, a prompt or what a bypass put off, is paid once and not timed as a draft.
+        behind = [count - text.num_cached > self.draft_len + 1 for count, text in zip(known, texts, strict=True)]
+        self._cache(span, [count if late else 0 for count, late in zip(known, behind, strict=True)])
+        started = self._timer.clock()
         # All but a pass of the new tokens, so that the last pass holds every request's anchor.
-        self._cache(span, [len(text.tokens) - 1 for text in texts])
+        self._cache(span, known)
         tokens = np.zeros((len(requests), num_steps), np.int64)
         confidence = np.zeros((len(requests), num_steps), np.float32)
         for text in texts:
