@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_dspark._core_adaptive import BlockStatistics as BlockStatistics
+from trtllm_dspark._core_adaptive import CostDrift as CostDrift
 from trtllm_dspark._core_adaptive import RoundVerdict as RoundVerdict
 from trtllm_dspark._core_adaptive import Standings as Standings
 from trtllm_dspark._core_simulation import SimulatedRows as SimulatedRows

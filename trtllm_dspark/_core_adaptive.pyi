@@ -47,14 +47,20 @@ class BlockStatistics:
         """Drafts accepted over drafts promised by all requests, recently."""
     def reset(self, row: int) -> None:
         """Make a row that of a request of which nothing is known; rows grow by one at a time."""
-    def add(self, rows: Int, confidence: Float, verify_len: Int, accepted: Int) -> None:
+    def add(
+        self, rows: Int, confidence: Float, verify_len: Int, accepted: Int, drafted: NDArray[np.bool_] | None = None
+    ) -> int:
         """Learn one block of each of R different rows: compare it with what was expected of it, then keep it.
 
         Args:
-            rows: [R] int64.
+            rows: [R] int64, -1 for a request that has ended: of that nothing is learned.
             confidence: [R, gamma] float32, calibrated; NaN and what is below 0 count as 0.
             verify_len: [R] int64 drafts verified, 0..gamma.
-            accepted: [R] int64 drafts accepted, 0..gamma.
+            accepted: [R] int64 drafts accepted, 0..gamma; -1 for a request whose logits were refused: nothing either.
+            drafted: [R] bool, requests that have a block; None = all.
+
+        Returns:
+            The number of blocks learned.
         """
     def evaluate(
         self,
@@ -104,6 +110,56 @@ class BlockStatistics:
         """Return [R] float32 thresholds as evaluated last; `unknown` for row -1 and rows that never were."""
     def blocks(self, rows: Int) -> Real:
         """Return [R] float64 blocks that count, old ones less."""
+
+class CostDrift:
+    """How measured times correct a cost table while it is used (docs/adaptive.md).
+
+    A pass is predicted as `base * first_us + marginal * more_us`, a draft as `draft * draft_us`: times by the table of one
+    token a request, of what the pass's other tokens add to that, and of a draft. Base and marginal are fitted to the timed
+    passes by least squares with forgetting; the draft's factor is a mean ratio. Where only whole rounds are timed, what
+    they take beyond the base corrects marginal and draft alike. Methods keep the GIL, as those of `BlockStatistics`.
+
+    Args:
+        memory: weight of a round after one more round; what this and the other numbers are is written beside their values
+            in `speculation/drift.py`.
+
+    Attributes:
+        base: measured over predicted time of a pass over one token a request.
+        marginal: of what more tokens add to it.
+        draft: of drafting.
+        rounds_unmeasured: rounds with drafts, timed or not, since the last timed pass without.
+
+    Raises:
+        NativeError: a number is out of range, or a table time that is divided by is not above 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        memory: float,
+        prior: float,
+        flat: float,
+        outlier: float,
+        base_bound: float,
+        marginal_bound: float,
+        draft_bound: float,
+    ) -> None: ...
+    @property
+    def base(self) -> float: ...
+    @property
+    def marginal(self) -> float: ...
+    @property
+    def draft(self) -> float: ...
+    @property
+    def rounds_unmeasured(self) -> int: ...
+    def observe_verify(self, first_us: float, more_us: float, measured_us: float) -> float:
+        """Learn from one target pass; return the microseconds that were predicted for it."""
+    def observe_draft(self, draft_us: float, measured_us: float) -> float:
+        """Learn from one draft, timed by itself; return the microseconds that were predicted for it."""
+    def observe_round(self, first_us: float, more_us: float, draft_us: float, measured_us: float) -> float:
+        """Learn from a round with drafts of which only the whole was timed; return what was predicted for it."""
+    def observe_untimed(self) -> None:
+        """Count a round with drafts that could not be timed."""
 
 class RoundVerdict:
     """Who of a round's requests rests, and what the drafts of the others bring together.

@@ -1,8 +1,9 @@
-//! BlockStatistics and Standings: what mode adaptive keeps about requests and decides about a round of them.
+//! BlockStatistics, Standings and CostDrift: what mode adaptive keeps, and decides about a round by it.
 
 #include <nanobind/stl/tuple.h>
 
 #include "dspark/host/adaptive_round.h"
+#include "dspark/host/cost_drift.h"
 #include "types.h"
 
 namespace dspark::python {
@@ -10,10 +11,12 @@ namespace dspark::python {
 namespace {
 
 using host::BlockStatistics;
+using host::CostDrift;
 using host::Standings;
 
 constexpr char const* kBlocks = "BlockStatistics";
 constexpr char const* kStandings = "Standings";
+constexpr char const* kDrift = "CostDrift";
 
 struct Bounded {
     char const* name;
@@ -73,16 +76,17 @@ void makeBlocks(BlockStatistics* self, int64_t max_draft_len, nb::object const& 
     new (self) BlockStatistics(static_cast<int>(max_draft_len), {levels.data, levels.data + levels.size(0)}, rules);
 }
 
-void addBlocks(BlockStatistics* self, nb::object const& rows, nb::object const& confidence,
-               nb::object const& verify_len, nb::object const& accepted) {
-    View<int64_t> const at = rowsOf(kBlocks, *self, rows);
+int64_t addBlocks(BlockStatistics* self, nb::object const& rows, nb::object const& confidence,
+                  nb::object const& verify_len, nb::object const& accepted, nb::object const& drafted) {
+    View<int64_t> const at = rowsOf(kBlocks, *self, rows, -1);
     int64_t const count = at.size(0), gamma = self->gamma();
     View<float> const c = view<float>(kBlocks, "confidence", confidence, {{"R", count}, {"gamma", gamma}});
     View<int64_t> const lens = view<int64_t>(kBlocks, "verify_len", verify_len, {{"R", count}});
     View<int64_t> const kept = view<int64_t>(kBlocks, "accepted", accepted, {{"R", count}});
     checkRange(kBlocks, "verify_len", lens.data, count, 0, gamma + 1);
-    checkRange(kBlocks, "accepted", kept.data, count, 0, gamma + 1);
-    self->add(count, at.data, c.data, lens.data, kept.data);
+    View<bool> const with = optionalView<bool>(kBlocks, "drafted", drafted, {{"R", count}});
+    checkRange(kBlocks, "accepted", kept.data, count, -1, gamma + 1);
+    return self->add({count, at.data, with.data, c.data, lens.data, kept.data});
 }
 
 std::tuple<double, double> evaluateBatch(BlockStatistics* self, nb::object const& rows, nb::object const& caps,
@@ -173,6 +177,24 @@ Verdict judgeBatch(Standings* self, nb::object const& rows, nb::object const& ca
     return verdict;
 }
 
+void makeDrift(CostDrift* self, double memory, double prior, double flat, double outlier, double base_bound,
+               double marginal_bound, double draft_bound) {
+    constexpr double least = 1e-3, most = 1e6;
+    checkNumbers(kDrift, {{"memory", memory, 0.0, 1.0},
+                          {"prior", prior, least, most},
+                          {"flat", flat, least, 1.0},
+                          {"outlier", outlier, 1.0, most},
+                          {"base_bound", base_bound, 1.0, most},
+                          {"marginal_bound", marginal_bound, 1.0, most},
+                          {"draft_bound", draft_bound, 1.0, most}});
+    new (self) CostDrift({memory, prior, flat, outlier, base_bound, marginal_bound, draft_bound});
+}
+
+//! Table times that others are divided by.
+void checkMicros(std::initializer_list<std::pair<char const*, double>> times) {
+    for (auto const& [name, micros] : times) checkNumbers(kDrift, {{name, micros, 1e-9, 1e18}});
+}
+
 template <class Number>
 auto verdictField(Number host::RoundVerdict::*field) {
     return [field](Verdict const& self) { return self.found.*field; };
@@ -181,7 +203,7 @@ auto verdictField(Number host::RoundVerdict::*field) {
 }  // namespace
 
 void registerAdaptive(nb::module_& m) {
-    // Both keep the GIL: a call takes microseconds, and it is what keeps threads off their arrays.
+    // All keep the GIL: a call takes microseconds, and it is what keeps threads off their arrays.
     nb::class_<BlockStatistics>(m, "BlockStatistics")
         .def("__init__", &makeBlocks, nb::arg("max_draft_len"), nb::arg("thresholds").none(), nb::kw_only(),
              nb::arg("memory"), nb::arg("pool_memory"), nb::arg("prior_blocks"), nb::arg("ratio_memory"),
@@ -192,7 +214,7 @@ void registerAdaptive(nb::module_& m) {
         .def_prop_ro("accepted_ratio", &BlockStatistics::acceptedRatio)
         .def("reset", [](BlockStatistics* self, int64_t row) { resetRow(kBlocks, self, row); }, nb::arg("row"))
         .def("add", &addBlocks, nb::arg("rows").none(), nb::arg("confidence").none(), nb::arg("verify_len").none(),
-             nb::arg("accepted").none())
+             nb::arg("accepted").none(), nb::arg("drafted") = nb::none())
         .def("evaluate", &evaluateBatch, nb::arg("rows").none(), nb::arg("caps").none(), nb::arg("verify_us").none(),
              nb::arg("draft_us"), nb::arg("base") = 1.0, nb::arg("marginal") = 1.0)
         .def("worth", &worthOf, nb::arg("rows").none())
@@ -212,6 +234,37 @@ void registerAdaptive(nb::module_& m) {
                 return byRow<double>(rowsOf(kBlocks, self, rows), [&](int64_t row) { return self.blocks(row); });
             },
             nb::arg("rows").none());
+
+    nb::class_<CostDrift>(m, "CostDrift")
+        .def("__init__", &makeDrift, nb::kw_only(), nb::arg("memory"), nb::arg("prior"), nb::arg("flat"),
+             nb::arg("outlier"), nb::arg("base_bound"), nb::arg("marginal_bound"), nb::arg("draft_bound"))
+        .def("__deepcopy__", [](CostDrift const& self, nb::object const&) { return CostDrift(self); })
+        .def_prop_ro("base", [](CostDrift const& self) { return self.correction().base; })
+        .def_prop_ro("marginal", [](CostDrift const& self) { return self.correction().marginal; })
+        .def_prop_ro("draft", [](CostDrift const& self) { return self.correction().draft; })
+        .def_prop_ro("rounds_unmeasured", &CostDrift::roundsUnmeasured)
+        .def(
+            "observe_verify",
+            [](CostDrift* self, double first_us, double more_us, double measured_us) {
+                checkMicros({{"first_us", first_us}});
+                return self->observeVerify(first_us, more_us, measured_us);
+            },
+            nb::arg("first_us"), nb::arg("more_us"), nb::arg("measured_us"))
+        .def(
+            "observe_draft",
+            [](CostDrift* self, double draft_us, double measured_us) {
+                checkMicros({{"draft_us", draft_us}});
+                return self->observeDraft(draft_us, measured_us);
+            },
+            nb::arg("draft_us"), nb::arg("measured_us"))
+        .def(
+            "observe_round",
+            [](CostDrift* self, double first_us, double more_us, double draft_us, double measured_us) {
+                checkMicros({{"first_us", first_us}, {"draft_us", draft_us}});
+                return self->observeRound(first_us, more_us, draft_us, measured_us);
+            },
+            nb::arg("first_us"), nb::arg("more_us"), nb::arg("draft_us"), nb::arg("measured_us"))
+        .def("observe_untimed", &CostDrift::observeUntimed);
 
     nb::class_<Verdict>(m, "RoundVerdict")
         .def_prop_ro("num_judged", verdictField(&host::RoundVerdict::num_judged))

@@ -54,6 +54,10 @@ struct TypeName<uint32_t> {
     static constexpr char const* value = "uint32";
 };
 template <>
+struct TypeName<bool> {
+    static constexpr char const* value = "bool";
+};
+template <>
 struct TypeName<int8_t> {
     static constexpr char const* value = "int8";
 };

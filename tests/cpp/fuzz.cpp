@@ -91,7 +91,7 @@ void fuzzAdaptive(Bytes* bytes) {
         }
         int const count = static_cast<int>(rows.size());
         std::vector<float> const confidence = bytes->numbers(count * gamma);
-        statistics.add(count, rows.data(), confidence.data(), lens.data(), accepted.data());
+        statistics.add({count, rows.data(), nullptr, confidence.data(), lens.data(), accepted.data()});
         std::vector<float> const curve = bytes->numbers(count * (gamma + 1) + 1);
         host::BatchCosts const costs = {count, curve.data(), bytes->number(), bytes->number(),
                                         static_cast<double>(bytes->number())};

@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "dspark/host/adaptive_round.h"
+#include "dspark/host/cost_drift.h"
 
 using namespace dspark;
 using namespace dspark::test;
@@ -57,9 +58,9 @@ void testHistories(int gamma, int num_thresholds, bool odd) {
         }
         std::vector<float> confidence(rows.size() * static_cast<size_t>(gamma));
         for (float& c : confidence) c = odd && random.below(4) == 0 ? strange[random.below(5)] : random.uniform();
-        statistics.add(static_cast<int64_t>(rows.size()), rows.data(), confidence.data(), lens.data(), accepted.data());
-        if (statistics.empty()) continue;
         int const count = static_cast<int>(rows.size());
+        CHECK(statistics.add({count, rows.data(), nullptr, confidence.data(), lens.data(), accepted.data()}) == count);
+        if (statistics.empty()) continue;
         std::vector<float> const curve = line(count, gamma, 3.0f);
         statistics.evaluate(rows.data(), caps.data(), {count, curve.data(), 1.0f, 1.0f, 20.0});
         for (size_t i = 0; i < rows.size(); ++i) {
@@ -94,7 +95,7 @@ void testKnownGains() {
     CHECK(statistics.threshold(0, 0.7f) == 0.7f);
     int64_t const rows[] = {0, 1}, caps[] = {3, 0}, lens[] = {3, 3}, accepted[] = {3, 3};
     std::vector<float> const sure(6, 1.0f);
-    for (int block = 0; block < 50; ++block) statistics.add(2, rows, sure.data(), lens, accepted);
+    for (int block = 0; block < 50; ++block) statistics.add({2, rows, nullptr, sure.data(), lens, accepted});
     CHECK(statistics.acceptedRatio() == 1.0);
     host::Worth const &first = statistics.worth(0), &second = statistics.worth(1);
     // Free drafts that are all accepted: four tokens in the time of one.
@@ -110,6 +111,14 @@ void testKnownGains() {
     std::vector<float> const dear = line(2, 3, 2.0f);
     statistics.evaluate(rows, caps, {2, dear.data(), 2.0f, 200.0f, 0.0});
     CHECK(first.gain < -0.4);
+    // Nothing is learned of who has ended, did not draft or was refused.
+    int64_t const gone[] = {-1, 1}, refused[] = {3, -1};
+    bool const drafted[] = {false, true};
+    double const before = statistics.blocks(0) + statistics.blocks(1);
+    CHECK(statistics.add({2, gone, nullptr, sure.data(), lens, refused}) == 0);
+    CHECK(statistics.add({2, rows, drafted, sure.data(), lens, refused}) == 0);
+    CHECK(statistics.blocks(0) + statistics.blocks(1) == before);
+    CHECK(statistics.add({2, rows, drafted, sure.data(), lens, accepted}) == 1);
 }
 
 //! A request that joins, evaluated by what is known of one whose drafts are all accepted; `rise` is what each costs.
@@ -119,7 +128,7 @@ BlockStatistics joined(float rise) {
     statistics.reset(1);
     int64_t const row = 0, both[] = {0, 1}, caps[] = {3, 3}, three = 3;
     std::vector<float> const sure(3, 1.0f), curve = line(2, 3, rise);
-    for (int block = 0; block < 20; ++block) statistics.add(1, &row, sure.data(), &three, &three);
+    for (int block = 0; block < 20; ++block) statistics.add({1, &row, nullptr, sure.data(), &three, &three});
     statistics.evaluate(both, caps, {2, curve.data(), 1.0f, 1.0f, rise > 1.0f ? 50.0 : 0.0});
     return statistics;
 }
@@ -178,6 +187,35 @@ void testStandings() {
     CHECK(!standings.judge(0, -0.2, true).fresh);
 }
 
+//! Corrections of a table whose passes, other tokens and drafts take two, six and eight times what it says.
+void testDrift() {
+    constexpr host::DriftRules rules = {0.99, 0.25, 0.02, 3.0, 64.0, 4.0, 64.0};
+    auto const near = [](double found, double expected) { return std::fabs(found - expected) < 0.02 * expected; };
+    host::CostDrift parts(rules), rounds(rules);
+    for (int round = 0; round < 300; ++round) {
+        double const more = round % 4 == 0 ? 0.0 : 10.0 * (round % 7);
+        parts.observeVerify(100.0, more, 200.0 + 6.0 * more);
+        parts.observeDraft(30.0, 240.0);
+        if (more == 0.0) {
+            CHECK(parts.roundsUnmeasured() == 0);
+            rounds.observeVerify(100.0, 0.0, 200.0);
+        } else {
+            rounds.observeRound(100.0, more, 30.0, 200.0 + 6.0 * (more + 30.0));
+        }
+    }
+    host::Correction const& found = parts.correction();
+    CHECK(near(found.base, 2.0) && near(found.marginal, 6.0) && near(found.draft, 8.0));
+    CHECK(near(parts.observeVerify(100.0, 10.0, 260.0), 260.0) && near(parts.observeDraft(30.0, 240.0), 240.0));
+    // Of whole rounds what tokens and drafts take beyond the table is told together.
+    host::Correction const& together = rounds.correction();
+    CHECK(near(together.base, 2.0) && near(together.marginal, 6.0) && near(together.draft, 6.0));
+    // Nothing leaves its bounds, and what is not timed is counted.
+    for (int round = 0; round < 2000; ++round) parts.observeVerify(1.0, 0.0, 1e9);
+    CHECK(found.base == 64.0 && found.marginal <= 256.0 && found.draft >= 1.0);
+    parts.observeUntimed();
+    CHECK(parts.roundsUnmeasured() == 1);
+}
+
 }  // namespace
 
 int main() {
@@ -189,6 +227,7 @@ int main() {
     }
     testKnownGains();
     testRounds();
+    testDrift();
     testStandings();
     return report("adaptive");
 }

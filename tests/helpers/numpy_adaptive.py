@@ -85,12 +85,16 @@ class NumpyAdaptivePolicy:
     def observe(
         self,
         requests: Sequence[str],
-        places: np.ndarray,
+        drafted: np.ndarray,
         confidence: FloatArray,
         verify_len: IntArray,
         accepted: IntArray,
     ) -> None:
-        self.blocks.add(self.take([requests[place] for place in places]), confidence, verify_len, accepted)
+        rows = self.known(requests)
+        kept = drafted & (accepted >= 0) & (rows >= 0)
+        if not kept.any():
+            return
+        self.blocks.add(rows[kept], confidence[kept], verify_len[kept], accepted[kept])
         if self.bypassed or self.probing != NOBODY:
             self.batch = []
 

@@ -130,33 +130,28 @@ class AdaptivePolicy:
     def observe(
         self,
         requests: Sequence[Hashable],
-        places: NDArray[np.intp],
+        drafted: NDArray[np.bool_],
         confidence: FloatArray,
         verify_len: IntArray,
         accepted: IntArray,
     ) -> None:
-        """Learn from blocks of a past round.
+        """Learn from blocks of a past round; who has ended since is not taken up again.
 
         Args:
-            requests: of the round.
-            places: [N] of those that drafted, ascending.
-            confidence: [N, gamma] float32, calibrated.
-            verify_len: [N] int64 drafts verified.
-            accepted: [N] int64 drafts accepted.
+            requests: the R of the round.
+            drafted: [R] bool, those that have a block.
+            confidence: [R, gamma] float32, calibrated.
+            verify_len: [R] int64 drafts verified.
+            accepted: [R] int64 drafts accepted, -1 for a request whose logits were refused.
         """
-        rows = self._rows.of(requests)
-        if not self._rows.complete:
-            # Some have ended since; who did is not taken up again.
-            rows = self._rows.take([requests[place] for place in places.tolist()])
-        elif len(places) < len(rows):
-            rows = rows[places]
-        self._blocks.add(
-            rows,
+        learned = self._blocks.add(
+            self._rows.of(requests),
             np.ascontiguousarray(confidence, np.float32),
             np.ascontiguousarray(verify_len, np.int64),
             np.ascontiguousarray(accepted, np.int64),
+            np.ascontiguousarray(drafted, np.bool_),
         )
-        if self.bypassed or self._probing is not None:
+        if learned and (self.bypassed or self._probing is not None):
             self._batch = ()
 
     def forget(self, request: Hashable) -> None:

@@ -341,18 +341,17 @@ class SpeculationController:
         self.counters.add(
             outcome.plan.caps, outcome.drafted, outcome.verify_len, outcome.accepted, outcome.plan.verify_budget
         )
-        if outcome.confidence is None or not (self._learns or self._adaptive is not None):
-            return
-        places = (outcome.drafted & (outcome.accepted >= 0)).nonzero()[0]
-        if not len(places):
-            return
         confidence, verified, accepted = outcome.confidence, outcome.verify_len, outcome.accepted
-        if len(places) < len(outcome.requests):
-            confidence, verified, accepted = confidence[places], verified[places], accepted[places]
+        if confidence is None:
+            return
         if self._calibrator is not None and self._learns:
-            self._calibrator.observe(_uncalibrated(confidence, outcome.plan), verified, accepted)
+            places = (outcome.drafted & (accepted >= 0)).nonzero()[0]
+            if len(places):
+                self._calibrator.observe(
+                    _uncalibrated(confidence[places], outcome.plan), verified[places], accepted[places]
+                )
         if self._adaptive is not None:
-            self._adaptive.observe(outcome.requests, places, confidence, verified, accepted)
+            self._adaptive.observe(outcome.requests, outcome.drafted, confidence, verified, accepted)
 
     def forget(self, request: Hashable) -> None:
         """Drop what is kept about a request that has ended, once its last round was observed."""

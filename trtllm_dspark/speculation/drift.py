@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trtllm_dspark import _core
 from trtllm_dspark.engine.base import FloatArray
 from trtllm_dspark.speculation.cost_table import CostTable
 
@@ -70,31 +71,38 @@ class RoundCosts:
 
     def __init__(self, table: CostTable, *, max_draft_len: int) -> None:
         self.table = table
-        self.correction = Correction()
         self._width = max_draft_len + 1
         self._curves: dict[tuple[int, int], FloatArray] = {}
-        self._draft_times: dict[tuple[int, int], float] = {}
-        # The normal equations [[n, nx], [nx, nxx]], [y, xy] of base and marginal: numbers, as this runs every round.
-        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
-        self._unmeasured = 0
-        self._draft_weight = self._draft_ratio = 0.0
-        # Whole rounds: their number, and in passes over one token a request what they took and what the table adds.
-        self._rounds = self._taken = self._more = self._drafts = 0.0
+        self._drafts: dict[tuple[int, int], float] = {}
+        self._drift = _core.CostDrift(
+            memory=MEMORY,
+            prior=PRIOR,
+            flat=FLAT,
+            outlier=OUTLIER,
+            base_bound=BASE_BOUND,
+            marginal_bound=RATIO_BOUND,
+            draft_bound=DRAFT_BOUND,
+        )
         self._told = Correction()
         self._untold = TELL_EVERY - FIRST_TELL
 
     @property
+    def correction(self) -> Correction:
+        """What the table is multiplied with."""
+        return Correction(self._drift.base, self._drift.marginal, self._drift.draft)
+
+    @property
     def rounds_unmeasured(self) -> int:
         """Rounds with drafts, timed or not, since the last timed pass without: they tell base from drafts."""
-        return self._unmeasured
+        return self._drift.rounds_unmeasured
 
     def plain_us(self, num_requests: int, depth: int) -> float:
         """Return microseconds of a pass over one token a request."""
-        return self.correction.base * self.table_us(num_requests, depth).item(num_requests)
+        return self._drift.base * self.table_us(num_requests, depth).item(num_requests)
 
     def draft_us(self, num_requests: int, depth: int) -> float:
         """Return microseconds of drafting one block for each of `num_requests` requests."""
-        return self.correction.draft * self._table_draft_us(num_requests, depth)
+        return self._drift.draft * self._table_draft_us(num_requests, depth)
 
     def verify_us(self, num_requests: int, depth: int, *, cost_scale: float = 1.0) -> FloatArray:
         """Return [R * (gamma + 1) + 1] microseconds of a pass over T tokens; entries below R are those of R.
@@ -106,8 +114,8 @@ class RoundCosts:
         """
         curve = self.table_us(num_requests, depth)
         first = curve[num_requests]
-        factor = np.float32(self.correction.marginal * cost_scale)
-        return np.asarray(np.float32(self.correction.base) * first + factor * (curve - first), np.float32)
+        factor = np.float32(self._drift.marginal * cost_scale)
+        return np.asarray(np.float32(self._drift.base) * first + factor * (curve - first), np.float32)
 
     def table_us(self, num_requests: int, depth: int) -> FloatArray:
         """Return the same by the table alone, without corrections; not to be written to."""
@@ -126,32 +134,14 @@ class RoundCosts:
     ) -> float:
         """Learn from one target pass; return the time that was predicted for it."""
         first, more = self._first_and_more(num_requests, num_tokens, depth, cost_scale)
-        predicted = self.correction.base * first + self.correction.marginal * more
-        taken = _believable(measured_us, predicted, first + more)
-        x, y = more / first, taken / first
-        n, nx, nxx, sum_y, xy = self._sums
-        n, nx, nxx = MEMORY * n + 1.0, MEMORY * nx + x, MEMORY * nxx + x * x
-        sum_y, xy = MEMORY * sum_y + y, MEMORY * xy + x * y
-        self._sums = n, nx, nxx, sum_y, xy
-        # Of both alike: the least-squares factor on the whole prediction.
-        alike = (sum_y + xy) / (n + 2 * nx + nxx)
-        # A marginal cost that hardly enters the rounds must not hold the base back, nor be told from so little.
-        weak = PRIOR * nxx / n + n * FLAT**2
-        n, nxx, y, xy = n + PRIOR, nxx + weak, sum_y + PRIOR * alike, xy + weak * alike
-        determinant = n * nxx - nx**2
-        base, marginal = (nxx * y - nx * xy) / determinant, (n * xy - nx * y) / determinant
-        self._unmeasured = 0 if more < FLAT * first else self._unmeasured + 1
-        self._correct(base, marginal)
+        predicted = self._drift.observe_verify(first, more, measured_us)
+        self._tell()
         return predicted
 
     def observe_draft(self, num_requests: int, depth: int, measured_us: float) -> float:
         """Learn from one draft, timed by itself; return the time that was predicted for it."""
-        table_us = self._table_draft_us(num_requests, depth)
-        predicted = self.correction.draft * table_us
-        taken = _believable(measured_us, predicted, table_us)
-        self._draft_weight = MEMORY * self._draft_weight + 1.0
-        self._draft_ratio = MEMORY * self._draft_ratio + taken / table_us
-        self._correct(self.correction.base, self.correction.marginal)
+        predicted = self._drift.observe_draft(self._table_draft_us(num_requests, depth), measured_us)
+        self._tell()
         return predicted
 
     def observe_round(
@@ -175,23 +165,13 @@ class RoundCosts:
             cost_scale: as it was planned with.
         """
         first, more = self._first_and_more(num_requests, num_tokens, depth, cost_scale)
-        draft = self._table_draft_us(num_drafted, depth)
-        correction = self.correction
-        predicted = correction.base * first + correction.marginal * more + correction.draft * draft
-        taken = _believable(measured_us, predicted, first + more + draft)
-        self._rounds, self._taken = MEMORY * self._rounds + 1.0, MEMORY * self._taken + taken / first
-        self._more, self._drafts = MEMORY * self._more + more / first, MEMORY * self._drafts + draft / first
-        self._unmeasured += 1
-        base = correction.base
-        if not self._sums[0]:
-            # No plain round was timed: nothing tells the parts apart.
-            base = self._taken / (self._rounds + self._more + self._drafts)
-        self._correct(base, base)
+        predicted = self._drift.observe_round(first, more, self._table_draft_us(num_drafted, depth), measured_us)
+        self._tell()
         return predicted
 
     def observe_untimed(self) -> None:
         """Count a round with drafts that could not be timed."""
-        self._unmeasured += 1
+        self._drift.observe_untimed()
 
     def _first_and_more(self, num_requests: int, num_tokens: int, depth: int, cost_scale: float) -> tuple[float, float]:
         """Return the table's microseconds of one token a request, and what the other tokens add to them."""
@@ -201,49 +181,29 @@ class RoundCosts:
 
     def _table_draft_us(self, num_requests: int, depth: int) -> float:
         key = num_requests, _rounded(depth)
-        draft_us = self._draft_times.get(key)
+        draft_us = self._drafts.get(key)
         if draft_us is None:
-            if len(self._draft_times) >= MAX_CURVES:
-                self._draft_times.clear()
+            if len(self._drafts) >= MAX_CURVES:
+                self._drafts.clear()
             draft_us = max(MIN_DRAFT_US, self.table.draft_time_us(num_requests, depth=key[1]))
-            self._draft_times[key] = draft_us
+            self._drafts[key] = draft_us
         return draft_us
 
-    def _correct(self, base: float, marginal: float) -> None:
-        # As long as no draft was timed it is taken to drift like the target.
-        draft = self._draft_ratio / self._draft_weight if self._draft_weight else base
-        base = _bounded(base, 1.0, BASE_BOUND)
-        if self._rounds:
-            beyond = self._taken - base * self._rounds
-            marginal = _bounded(beyond / (self._more + self._drafts), base, RATIO_BOUND)
-            draft = (beyond - marginal * self._more) / self._drafts
-        self.correction = Correction(base, _bounded(marginal, base, RATIO_BOUND), _bounded(draft, base, DRAFT_BOUND))
-        self._untold += 1
-        if self._untold >= TELL_EVERY:
-            self._tell()
-
     def _tell(self) -> None:
-        pairs = zip(self.correction, self._told, strict=True)
-        if all(1 / TOLD < now / told < TOLD for now, told in pairs):
+        """Log the correction where it has changed; asked at every observation, it looks at some."""
+        self._untold += 1
+        if self._untold < TELL_EVERY or self._untold % FIRST_TELL:
             return
-        self._told, self._untold = self.correction, 0
+        correction = self.correction
+        if all(1 / TOLD < now / told < TOLD for now, told in zip(correction, self._told, strict=True)):
+            return
+        self._told, self._untold = correction, 0
         logger.info(
             "the cost table is rescaled to the measured rounds: one token a request x%.2f, more tokens x%.2f, "
             "drafting x%.2f",
-            *self.correction,
+            *correction,
         )
 
 
 def _rounded(depth: int) -> int:
     return (depth + DEPTH_STEP // 2) // DEPTH_STEP * DEPTH_STEP
-
-
-def _bounded(factor: float, middle: float, bound: float) -> float:
-    low, high = middle / bound, middle * bound
-    # Comparisons: this runs several times a round, and a number that is none ends up at the lower bound.
-    return low if not factor > low else factor if factor < high else high
-
-
-def _believable(measured_us: float, predicted_us: float, table_us: float) -> float:
-    """Cut a measurement that was interrupted, but let a correction of 1 reach the bound."""
-    return min(measured_us, OUTLIER * max(predicted_us, table_us))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from itertools import repeat
 from typing import Protocol
 
 import numpy as np
@@ -55,8 +54,13 @@ class RequestRows:
         """Return [R] int64 rows, -1 where a request is not known."""
         batch = tuple(requests)
         if batch != self.batch:
-            found = np.fromiter(map(self._row.get, batch, repeat(-1)), np.int64, len(batch))
-            self.batch, self.complete, self._rows = batch, not (found < 0).any(), found
+            try:
+                found = np.fromiter(map(self._row.__getitem__, batch), np.int64, len(batch))
+                self.complete = True
+            except KeyError:
+                found = np.array([self._row.get(request, -1) for request in batch], np.int64)
+                self.complete = False
+            self.batch, self._rows = batch, found
         return self._rows
 
     def take(self, requests: Sequence[Hashable]) -> IntArray:

@@ -74,6 +74,11 @@ BLOCKS.evaluate(TWO, TWO, good((9,), np.float32), 1.0)
 ROWS = _core.SimulatedRows(np.array([1, 0, 1, 2]), np.array([1, 2, 0, 0]), by_token=True)
 for block in range(2):
     ROWS.join(block, 100)
+DRIFT_RULES = {
+    **dict.fromkeys(("memory", "prior", "flat"), 0.5),
+    **dict.fromkeys(("outlier", "base_bound", "marginal_bound", "draft_bound"), 3.0),
+}
+DRIFT = _core.CostDrift(**DRIFT_RULES)
 CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sampling": (
         _core.Sampling,
@@ -188,7 +193,13 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "blocks_reset": (BLOCKS.reset, {"row": 2}),
     "blocks_add": (
         BLOCKS.add,
-        {"rows": TWO, "confidence": good((2, 3), np.float32), "verify_len": TWO, "accepted": TWO},
+        {
+            "rows": TWO,
+            "confidence": good((2, 3), np.float32),
+            "verify_len": TWO,
+            "accepted": TWO,
+            "drafted": [None, TWO > 1],
+        },
     ),
     "blocks_evaluate": (
         BLOCKS.evaluate,
@@ -226,6 +237,10 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "rows_caps": (ROWS.caps, {"most": 3}),
     "rows_confidence": (ROWS.confidence, {"of_blocks": good((4, 3), np.float32)}),
     "rows_advance": (ROWS.advance, {"verify_len": [TWO, None]}),
+    "drift": (_core.CostDrift, DRIFT_RULES),
+    "drift_verify": (DRIFT.observe_verify, {"first_us": 1.0, "more_us": 0.5, "measured_us": 2.0}),
+    "drift_draft": (DRIFT.observe_draft, {"draft_us": 1.0, "measured_us": 2.0}),
+    "drift_round": (DRIFT.observe_round, {"first_us": 1.0, "more_us": 0.5, "draft_us": 1.0, "measured_us": 2.0}),
     "standings_meet": (STANDINGS.meet, {"rows": TWO}),
     "standings_judge": (
         STANDINGS.judge,

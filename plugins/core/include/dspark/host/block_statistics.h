@@ -26,6 +26,16 @@ struct BlockRules {
     double hindsight_found;   // share of those that were found
 };
 
+//! What became of the blocks of R requests with different rows.
+struct RoundBlocks {
+    int64_t num_requests;       // R
+    int64_t const* rows;        // [R], -1 = the request has ended
+    bool const* drafted;        // [R] or null = all
+    float const* confidence;    // [R, gamma]
+    int64_t const* verify_len;  // [R] 0..gamma
+    int64_t const* accepted;    // [R], -1 = its logits were refused
+};
+
 //! A pass over 1..gamma + 1 tokens of each of R requests, and the draft before it.
 //!
 //! A pass over T tokens takes base * curve[R] + marginal * (curve[T] - curve[R]).
@@ -93,37 +103,38 @@ public:
         worth_[at] = {};
     }
 
-    //! Learn one block of each of `count` different rows: compare it with what was expected of it, then keep it.
-    //!
-    //! confidence [count, gamma], verify_len [count] in 0..gamma, accepted [count].
-    void add(int64_t count, int64_t const* rows, float const* confidence, int64_t const* verify_len,
-             int64_t const* accepted) {
-        if (count == 0) return;
+    //! Learn the blocks of a round: compare each with what was expected of it, then keep it; return how many.
+    int64_t add(RoundBlocks const& round) {
         std::fill(round_.begin(), round_.end(), 0.0);
         double promised_of_all = 0.0, kept_of_all = 0.0;
-        for (int64_t i = 0; i < count; ++i) {
-            size_t const row = static_cast<size_t>(rows[i]);
+        int64_t count = 0;
+        for (int64_t i = 0; i < round.num_requests; ++i) {
+            if (round.rows[i] < 0 || round.accepted[i] < 0 || (round.drafted && !round.drafted[i])) continue;
+            ++count;
+            size_t const row = static_cast<size_t>(round.rows[i]);
             float survival[kMaxDraftLen];
             double sums[kMaxDraftLen + 1];  // survivors of the first drafts
-            survivals(confidence + i * gamma_, survival, sums);
+            survivals(round.confidence + i * gamma_, survival, sums);
             lookBack(row, survival);
             keep(row, survival, sums);
-            double const promised = sums[verify_len[i]], kept = static_cast<double>(accepted[i]);
+            double const promised = sums[round.verify_len[i]], kept = static_cast<double>(round.accepted[i]);
             promised_of_all += promised;
             kept_of_all += kept;
-            if (verify_len[i] > 0) {
+            if (round.verify_len[i] > 0) {
                 Outcome* const outcome = &outcomes_[row];
                 outcome->promised = rules_.ratio_memory * outcome->promised + promised;
                 outcome->accepted = rules_.ratio_memory * outcome->accepted + kept;
                 outcome->pool *= rules_.memory;
             }
         }
+        if (count == 0) return 0;
         for (size_t cell = 0; cell < pool_.size(); ++cell) {
             pool_[cell] = rules_.pool_memory * pool_[cell] + round_[cell] / static_cast<double>(count);
         }
         pool_weight_ = rules_.pool_memory * pool_weight_ + 1.0;
         promised_ = rules_.ratio_memory * promised_ + promised_of_all;
         kept_ = rules_.ratio_memory * kept_ + kept_of_all;
+        return count;
     }
 
     //! Choose the threshold of every row of a batch as if all were like it, and find what that is worth.

@@ -1,0 +1,84 @@
+"""Corrections of a cost table equal those of a fit to all that was observed."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from helpers.plain_drift import PlainDrift
+from helpers.virtual_rounds import table_of
+
+from trtllm_dspark.errors import NativeError
+from trtllm_dspark.speculation.drift import RoundCosts
+
+FACTORS = ("base", "marginal", "draft")
+
+
+def costs() -> RoundCosts:
+    return RoundCosts(table_of(lambda r, t: 1000.0 + 50.0 * (t - r)), max_draft_len=7)
+
+
+@pytest.mark.parametrize("timed", ["parts", "rounds", "mixed"])
+@pytest.mark.parametrize("seed", range(2))
+def test_corrections_equal_those_of_a_fit_to_all_observations(timed: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    core, plain = costs()._drift, PlainDrift()
+    seen = []
+    for number in range(300):
+        first, draft = rng.uniform(500.0, 900.0, 2).tolist()
+        more = float(rng.choice([0.0, rng.uniform(0.0, 800.0)]))
+        # Sometimes a round is interrupted, and for a while the machine is another one.
+        slow = rng.choice([1.0, 20.0], p=[0.95, 0.05]) * (0.2 if 100 <= number < 200 else 1.7)
+        if timed == "parts" or (timed == "mixed" and number % 3):
+            pairs = [(one.observe_verify(first, more, slow * (first + 3 * more))) for one in (core, plain)]
+            seen.append(pairs)
+            pairs = [one.observe_draft(draft, slow * 5 * draft) for one in (core, plain)]
+        else:
+            pairs = [one.observe_round(first, more, draft, slow * (first + more + 4 * draft)) for one in (core, plain)]
+        seen.append(pairs)
+        if rng.random() < 0.05:
+            core.observe_untimed()
+            plain.observe_untimed()
+        assert core.rounds_unmeasured == plain.rounds_unmeasured
+        found = [getattr(core, name) for name in FACTORS]
+        assert found == pytest.approx([getattr(plain, name) for name in FACTORS], rel=1e-9)
+    np.testing.assert_allclose(*np.array(seen).T, rtol=1e-9)
+
+
+def test_passes_are_predicted_by_the_corrected_table() -> None:
+    one = costs()
+    for tokens in (4, 8, 20) * 40:
+        one.observe_verify(4, tokens, 128, 2000.0 + 200.0 * (tokens - 4))
+        one.observe_draft(4, 128, 500.0)
+    assert one.correction == pytest.approx((2.0, 4.0, 500.0 / one.table.draft_time_us(4, depth=128)), rel=0.02)
+    curve = one.verify_us(4, 128, cost_scale=2.0)
+    assert curve[[4, 8]].tolist() == pytest.approx([2000.0, 2000.0 + 2 * 800.0], rel=0.02)
+    assert one.plain_us(4, 128) == pytest.approx(2000.0, rel=0.02)
+    assert one.draft_us(4, 128) == pytest.approx(500.0)
+    assert one.observe_verify(4, 8, 128, 2800.0, cost_scale=2.0) == pytest.approx(float(curve[8]))
+
+
+def test_curves_are_kept_by_rounded_depth() -> None:
+    one = costs()
+    assert one.table_us(4, 130) is one.table_us(4, 128)
+    assert one.table_us(4, 128)[0] == one.table_us(4, 128)[4]
+    assert one.table_us(8, 128) is not one.table_us(4, 128)
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    one = costs()._drift
+    two = copy.deepcopy(one)
+    two.observe_verify(100.0, 10.0, 300.0)
+    assert one.base == 1.0
+    assert two.base > 2.0
+
+
+def test_drift_refuses_what_it_cannot_divide_by() -> None:
+    one = costs()._drift
+    with pytest.raises(NativeError, match="first_us is 0"):
+        one.observe_verify(0.0, 1.0, 1.0)
+    with pytest.raises(NativeError, match="draft_us is nan"):
+        one.observe_draft(float("nan"), 1.0)
+    with pytest.raises(NativeError, match="memory is 2"):
+        type(one)(memory=2.0, prior=1.0, flat=0.1, outlier=3.0, base_bound=2.0, marginal_bound=2.0, draft_bound=2.0)
