@@ -34,6 +34,7 @@ class HostRounds:
 
     def __init__(self, engine: Engine, steps: RoundSteps, proposer: Proposer | None, timer: PassTimer) -> None:
         self._engine, self._steps, self._proposer, self._timer = engine, steps, proposer, timer
+        self._submit_s = 0.0
 
     def check(self, params: SamplingParams, num_banned: int) -> None:
         """Refuse nothing: logits are on the host."""
@@ -49,16 +50,21 @@ class HostRounds:
             token_budget: drafts that fit into the round.
             chunks: prompt chunks in slot order.
         """
+        started = self._timer.clock()
         plan = self._steps.plan(requests, caps, token_budget)
         draft = self._steps.draft(requests, plan)
         verify_len = self._steps.schedule(requests, plan, draft)
         decode = self._steps.verify(requests, plan, draft, verify_len)
         prefill = self._steps.prefill(chunks)
+        self._submit_s = self._timer.clock() - started
         return None if decode is None and prefill is None else HostPass(decode, prefill)
 
     def collect(self, finished: HostPass) -> list[Emitted]:
         """Decide the tokens of the round."""
-        return self._steps.accept(finished.decode, finished.prefill)
+        started = self._timer.clock()
+        emitted = self._steps.accept(finished.decode, finished.prefill)
+        self._steps.told(finished.decode, finished.prefill, self._submit_s + self._timer.clock() - started)
+        return emitted
 
     def move(self, request: ActiveRequest, source: int, destination: int) -> None:
         """Copy what is cached of a request to another slot."""

@@ -120,6 +120,7 @@ class RoundSteps:
         self._recorder = recorder
         self._listener = listener
         self._sampling = SamplingCache()
+        self._timed_s = 0.0
 
     def plan(self, requests: list[ActiveRequest], caps: IntArray, token_budget: int) -> RoundPlan:
         """Decide whether the round drafts, and for whom.
@@ -222,6 +223,11 @@ class RoundSteps:
                 self._listener.round(decode, chosen)
         return emitted
 
+    def told(self, decode: DecodePass | None, prefill: PrefillPass | None, seconds: float) -> None:
+        """Tell the controller what the round accepted last took as a whole; prompts in it would hide what it asks."""
+        if decode is not None and prefill is None:
+            self._controller.observe_beside(decode.draft is not None, 1e6 * (seconds - self._timed_s))
+
     def _learn(self, decode: DecodePass, chosen: list[tuple[ActiveRequest, Choice]], verify_s: float) -> None:
         """Tell the controller, and who else listens, what became of the round."""
         draft = decode.draft
@@ -229,6 +235,7 @@ class RoundSteps:
         accepted = np.array([len(choice.tokens) - 1 for _, choice in chosen], np.int64)
         confidence = None if draft is None else draft.confidence
         drafted = np.zeros(len(chosen), np.bool_) if draft is None else draft.rows >= 0
+        self._timed_s = verify_s + (0.0 if draft is None else draft.seconds)
         self._controller.observe(
             RoundOutcome(
                 plan=decode.plan,

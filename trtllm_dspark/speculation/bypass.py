@@ -5,11 +5,11 @@ from __future__ import annotations
 from trtllm_dspark import _core
 from trtllm_dspark.engine.base import IntArray
 
-ENTER_GAIN = 0.0
+ENTER_GAIN = 0.02
 """A bypass begins where speculation promises less than this over plain decoding, on average over recent rounds."""
 SMOOTHING = 0.1
 """Weight of a round in that average: the gain of ten blocks is noisy, and leaving the gain of many behind is dear."""
-LEAVE_GAIN = 0.03
+LEAVE_GAIN = 0.05
 """Speculation is taken up again when it promises this much; the gap keeps a gain near the margin from flapping."""
 PATIENCE = 8
 """Rounds in a row whose average must promise too little before a bypass begins."""

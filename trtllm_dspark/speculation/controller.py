@@ -353,6 +353,11 @@ class SpeculationController:
         if self._adaptive is not None:
             self._adaptive.observe(outcome.requests, outcome.drafted, confidence, verified, accepted)
 
+    def observe_beside(self, drafts: bool, measured_us: float) -> None:
+        """Learn what a round took beside what its outcome times; rounds with drafts give the host more to do."""
+        if self._costs is not None:
+            self._costs.observe_beside(drafts, measured_us)
+
     def forget(self, request: Hashable) -> None:
         """Drop what is kept about a request that has ended, once its last round was observed."""
         if self._scheduler is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import statistics
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,10 @@ FIRST_TELL = 16
 """Observations before the first such line: a single round tells little."""
 TELL_EVERY = 256
 """Rounds between two such lines at least."""
+BESIDE_ROUNDS = 8
+"""Rounds of a kind before what the host does beside its passes counts."""
+BESIDE_MEMORY = 64
+"""Rounds that its mean rests on."""
 DEPTH_STEP = 64
 """Curves are kept for depths rounded to this: passes grow slowly with the context."""
 MAX_CURVES = 512
@@ -64,6 +69,8 @@ class RoundCosts:
     Where only whole rounds are timed, those without drafts measure the base, and what the others take beyond it
     corrects marginal and draft cost alike.
 
+    What the host does in a round beside its passes is a cost of drafting where drafting rounds do more of it.
+
     Args:
         table: times of the engine's passes.
         max_draft_len: gamma.
@@ -83,6 +90,7 @@ class RoundCosts:
             marginal_bound=RATIO_BOUND,
             draft_bound=DRAFT_BOUND,
         )
+        self._beside = {drafts: _Mean(BESIDE_MEMORY, OUTLIER) for drafts in (False, True)}
         self._told = Correction()
         self._untold = TELL_EVERY - FIRST_TELL
 
@@ -101,8 +109,16 @@ class RoundCosts:
         return self._drift.base * self.table_us(num_requests, depth).item(num_requests)
 
     def draft_us(self, num_requests: int, depth: int) -> float:
-        """Return microseconds of drafting one block for each of `num_requests` requests."""
-        return self._drift.draft * self._table_draft_us(num_requests, depth)
+        """Return microseconds of drafting one block for each of `num_requests` requests, the host's work included."""
+        return self._drift.draft * self._table_draft_us(num_requests, depth) + self.beside_us
+
+    @property
+    def beside_us(self) -> float:
+        """Microseconds the host works more beside the passes in a round with drafts; 0 while unknown."""
+        plain, drafting = self._beside[False], self._beside[True]
+        if min(plain.count, drafting.count) < BESIDE_ROUNDS:
+            return 0.0
+        return max(0.0, drafting.value - plain.value)
 
     def verify_us(self, num_requests: int, depth: int, *, cost_scale: float = 1.0) -> FloatArray:
         """Return [R * (gamma + 1) + 1] microseconds of a pass over T tokens; entries below R are those of R.
@@ -169,6 +185,10 @@ class RoundCosts:
         self._tell()
         return predicted
 
+    def observe_beside(self, drafts: bool, measured_us: float) -> None:
+        """Learn what a round took beside its draft and its target pass."""
+        self._beside[drafts].add(measured_us)
+
     def observe_untimed(self) -> None:
         """Count a round with drafts that could not be timed."""
         self._drift.observe_untimed()
@@ -207,3 +227,24 @@ class RoundCosts:
 
 def _rounded(depth: int) -> int:
     return (depth + DEPTH_STEP // 2) // DEPTH_STEP * DEPTH_STEP
+
+
+class _Mean:
+    """Mean over the last `memory` values, about; one above `outlier` times it counts as that.
+
+    It begins as the median of the first ones, or one of those that was interrupted would stand for long.
+    """
+
+    def __init__(self, memory: int, outlier: float) -> None:
+        self.count, self.value = 0, 0.0
+        self._memory, self._outlier = memory, outlier
+        self._first: list[float] = []
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        if self.count <= BESIDE_ROUNDS:
+            self._first.append(value)
+            self.value = statistics.median(self._first)
+        else:
+            value = min(value, self._outlier * self.value)
+            self.value += (value - self.value) / min(self.count, self._memory)

@@ -217,6 +217,38 @@ def test_virtual_session_times_are_predicted() -> None:
     assert state.correction.base == pytest.approx(1.0, abs=0.05)
 
 
+def test_prompts_are_no_part_of_what_a_draft_is_measured_to_take() -> None:
+    engine = VirtualEngine(max_seq_len=400, mistake_every=0, absorb_us=400.0)
+    session = make(engine)
+    for number in range(30):
+        session.add(Request(str(number), prompt(number, 90), SamplingParams(max_tokens=12)))
+    collect_outputs(session)
+    assert session.stats.plans["speculate"] > 30
+    # A round leaves up to eight tokens to absorb, the table knows one a request: 36 ms of a prompt would show.
+    assert session.controller.state.correction.draft < 4 * session.controller.state.correction.base
+
+
+def test_what_a_session_does_beside_the_passes_of_rounds_with_drafts_is_charged_to_them() -> None:
+    engine = VirtualEngine(max_seq_len=400, mistake_every=3)
+    session = make(engine)
+    controller = session._controller
+    choose = controller.verify_lens
+
+    def slow(*args: Any, **options: Any) -> Any:
+        engine.now += 700e-6
+        return choose(*args, **options)
+
+    controller.verify_lens = slow  # type: ignore[method-assign]
+    session.add(Request("a", prompt(1, 20), SamplingParams(max_tokens=300)))
+    collect_outputs(session)
+    assert session.stats.plans["measure"] >= 1
+    costs = controller._costs
+    assert costs is not None
+    for _ in range(8):
+        costs.observe_beside(False, 0.0)
+    assert costs.beside_us == pytest.approx(700.0, rel=1e-6)
+
+
 def test_features_that_wait_in_a_bypass_are_bounded_and_hold_no_pass() -> None:
     most_pending, size = 500, MAX_PENDING_BYTES // (4 * 500)
     absorbed: list[list[int]] = []

@@ -82,3 +82,20 @@ def test_drift_refuses_what_it_cannot_divide_by() -> None:
         one.observe_draft(float("nan"), 1.0)
     with pytest.raises(NativeError, match="memory is 2"):
         type(one)(memory=2.0, prior=1.0, flat=0.1, outlier=3.0, base_bound=2.0, marginal_bound=2.0, draft_bound=2.0)
+
+
+def test_what_the_host_does_beside_rounds_with_drafts_is_part_of_a_draft() -> None:
+    one = costs()
+    alone = one.draft_us(4, 128)
+    for _ in range(7):
+        one.observe_beside(True, 900.0)
+        one.observe_beside(False, 300.0)
+    assert one.draft_us(4, 128) == alone, "few rounds tell little"
+    for number in range(200):
+        # One that was interrupted counts as three usual ones.
+        one.observe_beside(True, 900.0 if number % 50 else 1e6)
+        one.observe_beside(False, 300.0)
+    assert one.draft_us(4, 128) == pytest.approx(alone + 600.0, abs=60.0)
+    for _ in range(400):
+        one.observe_beside(False, 5000.0)
+    assert one.draft_us(4, 128) == alone, "drafting is never taken to save work"
