@@ -106,7 +106,7 @@ class AdaptivePolicy:
         """Return [R] float32 survivals that drafts need to be verified; above 1 = none, 0 = it is probed."""
         rows = self._rows.of(requests)
         own = self._blocks.thresholds(rows, self._default)
-        probed = self._probed_row
+        probed = self._probed_row()
         if probed >= 0:
             own[rows == probed] = 0.0
         return own
@@ -124,7 +124,7 @@ class AdaptivePolicy:
             np.ascontiguousarray(confidence, np.float32),
             budget=budget,
             unknown=self._default,
-            probed=self._probed_row,
+            probed=self._probed_row(),
         )
 
     def observe(
@@ -209,9 +209,8 @@ class AdaptivePolicy:
         self._measure_after = unmeasured + MEASURE_EVERY
         return True
 
-    @property
     def _probed_row(self) -> int:
-        """Row of the request that is probed, -1 where none is."""
+        """Return the row of the request that is probed, -1 where none is."""
         return -1 if self._probing is None else self._rows.row(self._probing)
 
     def _probed(self, rows: IntArray, caps: IntArray, verdict: _core.RoundVerdict) -> int:

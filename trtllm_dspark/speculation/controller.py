@@ -390,7 +390,7 @@ class SpeculationController:
                 self._costs.observe_untimed()
             return
         count, depth, scale = len(outcome.requests), outcome.depth, outcome.plan.cost_scale
-        tokens, drafted = count + int(outcome.verify_len.sum()), _span(outcome.drafted) or count
+        tokens, drafted = count + int(np.add.reduce(outcome.verify_len)), _span(outcome.drafted) or count
         if outcome.verify_us is None and outcome.plan.drafts:
             predicted = self._costs.observe_round(count, tokens, drafted, depth, measured, cost_scale=scale)
         else:
@@ -405,8 +405,8 @@ class SpeculationController:
 
 def _span(drafted: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> int:
     """Return the rows from the first to the last that drafts: a draft pass runs over all of them."""
-    rows = np.flatnonzero(drafted)
-    return int(rows[-1] - rows[0] + 1) if rows.size else 0
+    rows = drafted.nonzero()[0]
+    return rows.item(-1) - rows.item(0) + 1 if rows.size else 0
 
 
 def _uncalibrated(confidence: FloatArray, plan: RoundPlan) -> FloatArray:

@@ -33,7 +33,7 @@ OUTLIER = 3.0
 TOLD = 1.5
 """A correction is logged when it has changed by this factor since it was logged last."""
 FIRST_TELL = 16
-"""Observations before the first such line: a single round tells little."""
+"""Rounds before the first such line, and between two looks: a single round tells little."""
 TELL_EVERY = 256
 """Rounds between two such lines at least."""
 BESIDE_ROUNDS = 8
@@ -109,6 +109,7 @@ class RoundCosts:
         return self._drift.base * self.table_us(num_requests, depth).item(num_requests)
 
     def draft_us(self, num_requests: int, depth: int) -> float:
+<<<<<<< HEAD
         """Return microseconds of drafting one block for each of `num_requests` requests, the host's work included."""
         return self._drift.draft * self._table_draft_us(num_requests, depth) + self.beside_us
 
@@ -119,6 +120,10 @@ class RoundCosts:
         if min(plain.count, drafting.count) < BESIDE_ROUNDS:
             return 0.0
         return max(0.0, drafting.value - plain.value)
+=======
+        """Return microseconds of drafting one block for each of `num_requests` requests."""
+        return self._drift.draft * self.table_draft_us(num_requests, depth)
+>>>>>>> ab62a9b (adaptive: fewer calls a round)
 
     def verify_us(self, num_requests: int, depth: int, *, cost_scale: float = 1.0) -> FloatArray:
         """Return [R * (gamma + 1) + 1] microseconds of a pass over T tokens; entries below R are those of R.
@@ -135,15 +140,26 @@ class RoundCosts:
 
     def table_us(self, num_requests: int, depth: int) -> FloatArray:
         """Return the same by the table alone, without corrections; not to be written to."""
-        key = num_requests, _rounded(depth)
+        key = num_requests, (depth + DEPTH_STEP // 2) // DEPTH_STEP
         curve = self._curves.get(key)
         if curve is None:
             if len(self._curves) >= MAX_CURVES:
                 self._curves.clear()
-            curve = self.table.step_time_us(num_requests, num_requests * self._width, depth=key[1])
+            curve = self.table.step_time_us(num_requests, num_requests * self._width, depth=key[1] * DEPTH_STEP)
             curve[:num_requests] = curve[num_requests]
             self._curves[key] = curve
         return curve
+
+    def table_draft_us(self, num_requests: int, depth: int) -> float:
+        """Return microseconds of drafting by the table alone."""
+        key = num_requests, (depth + DEPTH_STEP // 2) // DEPTH_STEP
+        draft_us = self._drafts.get(key)
+        if draft_us is None:
+            if len(self._drafts) >= MAX_CURVES:
+                self._drafts.clear()
+            draft_us = max(MIN_DRAFT_US, self.table.draft_time_us(num_requests, depth=key[1] * DEPTH_STEP))
+            self._drafts[key] = draft_us
+        return draft_us
 
     def observe_verify(
         self, num_requests: int, num_tokens: int, depth: int, measured_us: float, *, cost_scale: float = 1.0
@@ -156,9 +172,7 @@ class RoundCosts:
 
     def observe_draft(self, num_requests: int, depth: int, measured_us: float) -> float:
         """Learn from one draft, timed by itself; return the time that was predicted for it."""
-        predicted = self._drift.observe_draft(self._table_draft_us(num_requests, depth), measured_us)
-        self._tell()
-        return predicted
+        return self._drift.observe_draft(self.table_draft_us(num_requests, depth), measured_us)
 
     def observe_round(
         self,
@@ -181,7 +195,7 @@ class RoundCosts:
             cost_scale: as it was planned with.
         """
         first, more = self._first_and_more(num_requests, num_tokens, depth, cost_scale)
-        predicted = self._drift.observe_round(first, more, self._table_draft_us(num_drafted, depth), measured_us)
+        predicted = self._drift.observe_round(first, more, self.table_draft_us(num_drafted, depth), measured_us)
         self._tell()
         return predicted
 
@@ -199,18 +213,8 @@ class RoundCosts:
         first = curve.item(num_requests)
         return first, cost_scale * (curve.item(min(num_tokens, len(curve) - 1)) - first)
 
-    def _table_draft_us(self, num_requests: int, depth: int) -> float:
-        key = num_requests, _rounded(depth)
-        draft_us = self._drafts.get(key)
-        if draft_us is None:
-            if len(self._drafts) >= MAX_CURVES:
-                self._drafts.clear()
-            draft_us = max(MIN_DRAFT_US, self.table.draft_time_us(num_requests, depth=key[1]))
-            self._drafts[key] = draft_us
-        return draft_us
-
     def _tell(self) -> None:
-        """Log the correction where it has changed; asked at every observation, it looks at some."""
+        """Log the correction where it has changed; asked every round, it looks at some."""
         self._untold += 1
         if self._untold < TELL_EVERY or self._untold % FIRST_TELL:
             return
@@ -223,6 +227,7 @@ class RoundCosts:
             "drafting x%.2f",
             *correction,
         )
+<<<<<<< HEAD
 
 
 def _rounded(depth: int) -> int:
@@ -248,3 +253,5 @@ class _Mean:
         else:
             value = min(value, self._outlier * self.value)
             self.value += (value - self.value) / min(self.count, self._memory)
+=======
+>>>>>>> ab62a9b (adaptive: fewer calls a round)

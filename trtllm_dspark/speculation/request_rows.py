@@ -54,28 +54,21 @@ class RequestRows:
         """Return [R] int64 rows, -1 where a request is not known."""
         batch = tuple(requests)
         if batch != self.batch:
-            try:
-                found = np.fromiter(map(self._row.__getitem__, batch), np.int64, len(batch))
-                self.complete = True
-            except KeyError:
-                found = np.array([self._row.get(request, -1) for request in batch], np.int64)
-                self.complete = False
-            self.batch, self._rows = batch, found
+            self._look_up(batch)
         return self._rows
 
     def take(self, requests: Sequence[Hashable]) -> IntArray:
         """Return [R] int64 rows; who is not known gets one."""
-        rows = self.of(requests)
-        if self.complete:
-            return rows
-        rows = rows.copy()
-        for place in np.flatnonzero(rows < 0).tolist():
+        batch = tuple(requests)
+        if self.complete and batch == self.batch:
+            return self._rows
+        for request in [request for request in batch if request not in self._row]:
             row = self._free.pop() if self._free else len(self._row)
             for table in self._tables:
                 table.reset(row)
-            self._row[self.batch[place]] = rows[place] = row
-        self.complete, self._rows = True, rows
-        return rows
+            self._row[request] = row
+        self._look_up(batch)
+        return self._rows
 
     def release(self, request: Hashable) -> None:
         """Give back the row of a request that has ended."""
@@ -83,6 +76,15 @@ class RequestRows:
         if row is not None:
             self._free.append(row)
             self._forget_batch()
+
+    def _look_up(self, batch: tuple[Hashable, ...]) -> None:
+        try:
+            rows = np.fromiter(map(self._row.__getitem__, batch), np.int64, len(batch))
+            self.complete = True
+        except KeyError:
+            rows = np.array([self._row.get(request, -1) for request in batch], np.int64)
+            self.complete = False
+        self.batch, self._rows = batch, rows
 
     def _forget_batch(self) -> None:
         self.batch, self.complete, self._rows = (), True, _NOBODY
