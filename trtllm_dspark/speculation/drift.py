@@ -109,9 +109,8 @@ class RoundCosts:
         return self._drift.base * self.table_us(num_requests, depth).item(num_requests)
 
     def draft_us(self, num_requests: int, depth: int) -> float:
-<<<<<<< HEAD
         """Return microseconds of drafting one block for each of `num_requests` requests, the host's work included."""
-        return self._drift.draft * self._table_draft_us(num_requests, depth) + self.beside_us
+        return self._drift.draft * self.table_draft_us(num_requests, depth) + self.beside_us
 
     @property
     def beside_us(self) -> float:
@@ -120,10 +119,6 @@ class RoundCosts:
         if min(plain.count, drafting.count) < BESIDE_ROUNDS:
             return 0.0
         return max(0.0, drafting.value - plain.value)
-=======
-        """Return microseconds of drafting one block for each of `num_requests` requests."""
-        return self._drift.draft * self.table_draft_us(num_requests, depth)
->>>>>>> ab62a9b (adaptive: fewer calls a round)
 
     def verify_us(self, num_requests: int, depth: int, *, cost_scale: float = 1.0) -> FloatArray:
         """Return [R * (gamma + 1) + 1] microseconds of a pass over T tokens; entries below R are those of R.
@@ -227,7 +222,6 @@ class RoundCosts:
             "drafting x%.2f",
             *correction,
         )
-<<<<<<< HEAD
 
 
 def _rounded(depth: int) -> int:
@@ -253,5 +247,3 @@ class _Mean:
         else:
             value = min(value, self._outlier * self.value)
             self.value += (value - self.value) / min(self.count, self._memory)
-=======
->>>>>>> ab62a9b (adaptive: fewer calls a round)
