@@ -34,6 +34,7 @@ class NumpyAdaptivePolicy:
         self.resting_all = False
         self.idle = self.left = 0
         self.period = bypass.PROBE_PERIOD
+        self.probe_cost = 0.0
         self.probing = NOBODY
         self.probed_at: dict[str, int] = {}
         # Rounds that too few would draft in.
@@ -128,6 +129,8 @@ class NumpyAdaptivePolicy:
             self.threshold = self.default = min(1.0, max(float(THRESHOLDS[0]), least))
         else:
             self.worth, self.gain, self.threshold = self.blocks.evaluate(rows, caps, curve, draft_us)
+            plain_us, one_more_us = curve[count : count + 2].astype(np.float64)
+            self.probe_cost = (self.costs.draft_us(1, depth) + one_more_us - plain_us) / plain_us
 
     def judge(self, rows: IntArray, caps: IntArray, gains: Reals) -> tuple[IntArray, bool]:
         """Return places of those that rest, and whether one of them is probed."""
@@ -143,6 +146,8 @@ class NumpyAdaptivePolicy:
             return resting, True
         self.idle += 1
         due = self.idle >= (min(bypass.FRESH_PERIOD, self.period) if fresh else self.period)
+        if self.resting_all:
+            due = due and self.probe_cost * bypass.PROBE_ROUNDS <= bypass.PROBE_SHARE * self.idle
         if due:
             self.idle, self.left = 0, bypass.PROBE_ROUNDS - 1
             self.period = min(2 * self.period, bypass.MAX_PROBE_PERIOD)

@@ -178,6 +178,9 @@ class AdaptivePolicy:
         self.gain, self.threshold = self._blocks.evaluate(
             rows, caps, curve, draft_us, base=correction.base, marginal=correction.marginal * cost_scale
         )
+        plain_us = curve.item(count)
+        token_us = correction.marginal * cost_scale * (curve.item(count + 1) - plain_us)
+        self._bypass.price((self._costs.draft_us(1, depth) + token_us) / (correction.base * plain_us))
 
     def _pays(self, verdict: _core.RoundVerdict, count: int, depth: int) -> bool:
         """Return whether what some of `count` requests gain pays for the draft pass that all wait for.

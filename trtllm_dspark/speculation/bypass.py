@@ -24,6 +24,8 @@ PROBE_PERIOD = 64
 """Rounds between two probes at first."""
 MAX_PROBE_PERIOD = 256
 """Probes that find nothing double their distance up to this."""
+PROBE_SHARE = 0.01
+"""Share of the time that probes of a round in which all rest may take: where a draft is dear they are further apart."""
 
 
 def standings() -> _core.Standings:
@@ -52,6 +54,11 @@ class Bypass:
         self._standings = standings()
         self._idle = self._left = 0
         self._period = PROBE_PERIOD
+        self._least = 0.0
+
+    def price(self, probe_rounds: float) -> None:
+        """Tell how many plain rounds the draft and the verified token of one probe round take."""
+        self._least = PROBE_ROUNDS * probe_rounds / PROBE_SHARE
 
     def reset(self, row: int) -> None:
         """Make a row that of a new request."""
@@ -83,7 +90,8 @@ class Bypass:
             self._left -= 1
             return verdict, True
         self._idle += 1
-        if self._idle < (min(FRESH_PERIOD, self._period) if verdict.fresh else self._period):
+        period = min(FRESH_PERIOD, self._period) if verdict.fresh else self._period
+        if self._idle < (max(period, self._least) if self.active else period):
             return verdict, False
         self._idle, self._left = 0, PROBE_ROUNDS - 1
         self._period = min(2 * self._period, MAX_PROBE_PERIOD)

@@ -148,8 +148,9 @@ def test_decisions_equal_those_of_array_operations(most: int, behind: int) -> No
         if drafted.any():
             costs.observe_draft(count, 128, 2000.0 * drift)
             costs.observe_untimed()
-    assert {"speculate", "bypass", "probe", "measure"} <= seen.keys()
-    assert most == 1 or (seen["rests"] > 5 and seen["held back"] > 5)
+    assert {"speculate", "bypass", "probe"} <= seen.keys()
+    # One alone rests too often to draft 64 rounds in a row.
+    assert most == 1 or (seen["measure"] and seen["rests"] > 5 and seen["held back"] > 5)
     for name in traffic.batch:
         both.forget(name)
     assert len(both.core._rows) == 0
