@@ -224,10 +224,6 @@ class RoundCosts:
         )
 
 
-def _rounded(depth: int) -> int:
-    return (depth + DEPTH_STEP // 2) // DEPTH_STEP * DEPTH_STEP
-
-
 class _Mean:
     """Mean over the last `memory` values, about; one above `outlier` times it counts as that.
 
