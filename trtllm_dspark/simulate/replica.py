@@ -120,7 +120,7 @@ class Replica:
     @property
     def num_waiting(self) -> int:
         """Requests without a slot."""
-        return len(self._queue) + len(self._batcher)
+        return len(self._waiting) + len(self._batcher)
 
     @property
     def num_running(self) -> int:

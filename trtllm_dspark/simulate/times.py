@@ -25,8 +25,10 @@ class LookupTable(CostTable):
     """A cost table that keeps its curves: equal answers, a hundred times as fast for a table of thousands of shapes."""
 
     _kept: dict[tuple[int, int], FloatArray] = field(default_factory=dict, repr=False, compare=False)
+    # By number of requests and index of the measured depth below; several numbers of requests share a segment.
     _segments: dict[tuple[int, int], _Segment] = field(default_factory=dict, repr=False, compare=False)
-    _drafts: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
+    _drafts: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
+    _places: dict[int, tuple[int, float]] = field(default_factory=dict, repr=False, compare=False)
     _depths: list[int] = field(default_factory=list, repr=False, compare=False)
     _rows: list[int] = field(default_factory=list, repr=False, compare=False)
 
@@ -39,12 +41,10 @@ class LookupTable(CostTable):
 
     def step_time_us(self, num_requests: int, max_tokens: int, *, depth: int = 0) -> FloatArray:
         """See `CostTable`."""
-        index, share = self._around(depth)
-        # As in `CostTable`: the nearest measured number of requests not below counts, else the largest.
-        row = self._rows[min(bisect.bisect_left(self._rows, num_requests), len(self._rows) - 1)]
-        segment = self._segments.get((row, index))
+        index, share = self._places.get(depth) or self._place(depth)
+        segment = self._segments.get((num_requests, index))
         if segment is None or len(segment.low) <= max_tokens:
-            segment = self._segments[row, index] = self._segment(row, index, max_tokens)
+            segment = self._segment(num_requests, index, max_tokens)
         low = segment.low[: max_tokens + 1]
         if not share:
             return low.copy()
@@ -56,26 +56,38 @@ class LookupTable(CostTable):
 
     def draft_time_us(self, num_requests: int, *, depth: int = 0) -> float:
         """See `CostTable`."""
-        index, share = self._around(depth)
-        low = self._draft(num_requests, self._depths[index])
-        if not share:
-            return low
-        rise = self._draft(num_requests, self._depths[index + 1]) - low
+        index, share = self._places.get(depth) or self._place(depth)
+        low, rise = self._drafts.get((num_requests, index)) or self._draft(num_requests, index)
         return low + share * (max(0.0, rise) if share > 1 else rise)
 
-    def _around(self, depth: int) -> tuple[int, float]:
+    def _place(self, depth: int) -> tuple[int, float]:
         """Return which measured depth lies below one, and its place from there to the next, as `CostTable` does."""
-        depths = self._depths
-        if len(depths) == 1 or depth <= depths[0]:
-            return 0, 0.0
-        index = min(bisect.bisect_left(depths, depth), len(depths) - 1) - 1
-        return index, (depth - depths[index]) / (depths[index + 1] - depths[index])
+        depths, index, share = self._depths, 0, 0.0
+        if len(depths) > 1 and depth > depths[0]:
+            index = min(bisect.bisect_left(depths, depth), len(depths) - 1) - 1
+            share = (depth - depths[index]) / (depths[index + 1] - depths[index])
+        self._places[depth] = index, share
+        return index, share
 
     def _segment(self, num_requests: int, index: int, max_tokens: int) -> _Segment:
-        low = self._kept_curve(num_requests, self._depths[index], max_tokens)
-        high = self._kept_curve(num_requests, self._depths[min(index + 1, len(self._depths) - 1)], max_tokens)
+        # As in `CostTable`: the nearest measured number of requests not below counts, else the largest.
+        row = self._rows[min(bisect.bisect_left(self._rows, num_requests), len(self._rows) - 1)]
+        low, high = (self._kept_curve(row, depth, max_tokens) for depth in self._around(index))
         length = min(len(low), len(high))
-        return _Segment(low[:length], high[:length] - low[:length])
+        segment = self._segments.get((row, index))
+        if segment is None or len(segment.low) < length:
+            segment = _Segment(low[:length], high[:length] - low[:length])
+        self._segments[row, index] = self._segments[num_requests, index] = segment
+        return segment
+
+    def _draft(self, num_requests: int, index: int) -> tuple[float, float]:
+        low, high = (super(LookupTable, self).draft_time_us(num_requests, depth=at) for at in self._around(index))
+        self._drafts[num_requests, index] = low, high - low
+        return low, high - low
+
+    def _around(self, index: int) -> list[int]:
+        """Return the measured depths on both sides; beyond the last there is none."""
+        return [self._depths[index], self._depths[min(index + 1, len(self._depths) - 1)]]
 
     def _kept_curve(self, num_requests: int, depth: int, max_tokens: int) -> FloatArray:
         curve = self._kept.get((num_requests, depth))
@@ -85,12 +97,6 @@ class LookupTable(CostTable):
             # Segments are made of the curves that are kept.
             self._segments.clear()
         return curve
-
-    def _draft(self, num_requests: int, depth: int) -> float:
-        found = self._drafts.get((num_requests, depth))
-        if found is None:
-            found = self._drafts[num_requests, depth] = super().draft_time_us(num_requests, depth=depth)
-        return found
 
 
 class EngineTimes:
@@ -120,9 +126,11 @@ class EngineTimes:
                 LookupTable.of(CostTable(part, table.draft_us, table.token_sizes)) for part in (even, grown)
             )
         self._max_tokens = max_tokens
-        self._verify: dict[tuple[int, int], FloatArray] = {}
+        # By number of requests and step; pairs are of the depths on both sides.
+        self._curves: dict[tuple[int, int], FloatArray] = {}
+        self._verify: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
         self._by_row: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
-        self._draft: dict[tuple[int, int], float] = {}
+        self._draft: dict[tuple[int, int], tuple[float, float]] = {}
         self._widest = max(shape.num_requests for shape in table.verify_us)
 
     def verify_us(self, num_requests: int, num_tokens: int, depth: float, longest_row: int = 0) -> float:
@@ -138,8 +146,9 @@ class EngineTimes:
             return self._verify_by_row(num_requests, num_tokens, depth, longest_row)
         step = int(depth) // self.DEPTH_STEP
         share = depth / self.DEPTH_STEP - step
-        low = self._verify_curve(num_requests, step).item(num_tokens)
-        return low + share * (self._verify_curve(num_requests, step + 1).item(num_tokens) - low) if share else low
+        curves = self._verify.get((num_requests, step)) or self._verify_curves(num_requests, step)
+        low = curves[0].item(num_tokens)
+        return low + share * (curves[1].item(num_tokens) - low) if share else low
 
     def _verify_by_row(self, num_requests: int, num_tokens: int, depth: float, longest_row: int) -> float:
         step = int(depth) // self.DEPTH_STEP
@@ -165,23 +174,26 @@ class EngineTimes:
         """Return microseconds of absorbing the committed tokens and drafting a block for each request."""
         step = int(depth) // self.DEPTH_STEP
         share = depth / self.DEPTH_STEP - step
-        low = self._draft_point(num_requests, step)
-        return low + share * (self._draft_point(num_requests, step + 1) - low) if share else low
+        low, high = self._draft.get((num_requests, step)) or self._draft_points(num_requests, step)
+        return low + share * (high - low) if share else low
 
     def prefill_us(self, num_tokens: int, depth: float) -> float:
         """Return microseconds of a pass over prompt chunks; the table's rows of most requests reach the most tokens."""
         return self.verify_us(min(self._widest, num_tokens), num_tokens, depth)
 
-    def _verify_curve(self, num_requests: int, step: int) -> FloatArray:
-        curve = self._verify.get((num_requests, step))
+    def _verify_curves(self, num_requests: int, step: int) -> tuple[FloatArray, FloatArray]:
+        pair = self._curve(num_requests, step), self._curve(num_requests, step + 1)
+        self._verify[num_requests, step] = pair
+        return pair
+
+    def _curve(self, num_requests: int, step: int) -> FloatArray:
+        curve = self._curves.get((num_requests, step))
         if curve is None:
             curve = self._table.step_time_us(num_requests, self._max_tokens, depth=step * self.DEPTH_STEP)
-            self._verify[num_requests, step] = curve
+            self._curves[num_requests, step] = curve
         return curve
 
-    def _draft_point(self, num_requests: int, step: int) -> float:
-        value = self._draft.get((num_requests, step))
-        if value is None:
-            value = self._table.draft_time_us(num_requests, depth=step * self.DEPTH_STEP)
-            self._draft[num_requests, step] = value
-        return value
+    def _draft_points(self, num_requests: int, step: int) -> tuple[float, float]:
+        low, high = (self._table.draft_time_us(num_requests, depth=at * self.DEPTH_STEP) for at in (step, step + 1))
+        self._draft[num_requests, step] = low, high
+        return low, high

@@ -12,7 +12,7 @@ from trtllm_dspark.engine.base import IntArray
 
 MAX_RECENT = 1024
 """Rounds kept for histograms between two readings."""
-_ROUNDS = 64
+_ROUNDS = 256
 """Rounds that are kept until they are counted together."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Hashable, Sequence
+from itertools import compress
+from operator import ne
 
 import numpy as np
 
@@ -45,6 +47,7 @@ class PrefixScheduler:
         self.config = config
         self.draft_len = max_draft_len if config.draft_len is None else config.draft_len
         self.cost_table = cost_table
+        self._by_costs = config.needs_cost_table
         self._past: deque[_PastRound] = deque(maxlen=STALE_ROUNDS)
         self._warned: set[str] = set()
 
@@ -70,7 +73,7 @@ class PrefixScheduler:
         """
         config, num_requests, keys = self.config, len(requests), list(requests)
         step_time = fixed_time = None
-        if self.cost_table is not None and config.needs_cost_table:
+        if self.cost_table is not None and self._by_costs:
             most = num_requests * (1 + self.draft_len)
             step_time = self.cost_table.step_time_us(num_requests, most, depth=depth)
             fixed_time = self.cost_table.draft_time_us(num_requests, depth=depth)
@@ -155,9 +158,8 @@ class _PastRound:
         found = np.empty((len(requests), self._confidence.shape[1]), np.float32)
         same = min(len(known), len(requests))
         found[:same] = self._confidence[:same]
-        for row, request in enumerate(requests):
-            if row < same and known[row] == request:
-                continue
+        for row in (*compress(range(same), map(ne, known, requests)), *range(same, len(requests))):
+            request = requests[row]
             found[row] = self._confidence[known.index(request)] if request in known else 1.0
         return found
 
