@@ -362,6 +362,35 @@ def pack_tokens(anchors: Int, draft_tokens: Int, verify_len: Int, positions: Int
         NativeError: a length is out of range or pad_to is too small.
     """
 
+class RoundCounts:
+    """What rounds drafted, were allowed, verified and accepted. Methods keep the GIL: they take microseconds.
+
+    Attributes:
+        drafted: blocks drafted.
+        admitted: [draft_len] how often each position was allowed, in requests that drafted.
+        verified: [draft_len] how often each was verified.
+        accepted: [draft_len] how often each was accepted.
+
+    Args:
+        draft_len: drafts of one request at most, 0..64.
+        most_recent: rounds that are kept for `take_recent`.
+    """
+
+    def __init__(self, draft_len: int, *, most_recent: int) -> None: ...
+    @property
+    def drafted(self) -> int: ...
+    @property
+    def admitted(self) -> list[int]: ...
+    @property
+    def verified(self) -> list[int]: ...
+    @property
+    def accepted(self) -> list[int]: ...
+    def add(self, caps: Int, drafted: NDArray[np.bool_], verify_len: Int, accepted: Int, budget: int) -> None:
+        """Count a round: [R] drafts that might be verified, who drafted, drafts verified, drafts accepted (a negative
+        number where the logits were refused), and drafts of all requests that might be verified."""
+    def take_recent(self) -> list[tuple[int, int, int]]:
+        """Return drafts admitted, verified and made in each of the latest rounds that drafted, and forget them."""
+
 def philox(seed: int, position: int, stream: int, block: int = 0) -> tuple[int, int, int, int]:
     """Return the four uint32 words of Philox4x32-10 for one (seed, position, stream, block)."""
 

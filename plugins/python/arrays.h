@@ -173,6 +173,6 @@ void registerDraft(nb::module_& m);
 void registerSchedule(nb::module_& m);
 void registerAccept(nb::module_& m);
 void registerNumerics(nb::module_& m);
-void registerSimulation(nb::module_& m);
+void registerRounds(nb::module_& m);
 
 }  // namespace dspark::python

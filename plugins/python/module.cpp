@@ -111,7 +111,7 @@ NB_MODULE(_core, m) {
     registerAccept(m);
     registerNumerics(m);
     registerAdaptive(m);
-    registerSimulation(m);
+    registerRounds(m);
 }
 
 }  // namespace dspark::python

@@ -230,6 +230,11 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
         _core.Standings,
         {"enter": 0.0, "leave": 0.1, "heavy_loss": 0.0, "smoothing": 0.1, "patience": 3, "heavy_weight": 2},
     ),
+    "counts": (_core.RoundCounts, {"draft_len": 3, "most_recent": 2}),
+    "counts_add": (
+        _core.RoundCounts(3, most_recent=2).add,
+        {"caps": TWO, "drafted": np.array([True, False]), "verify_len": TWO, "accepted": TWO, "budget": 3},
+    ),
     "rows": (
         _core.SimulatedRows,
         {"accepted": np.array([1, 0, 2, 0]), "following": np.array([1, 2, 0, 0]), "by_token": [True, False]},

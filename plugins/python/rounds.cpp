@@ -1,5 +1,6 @@
-//! SimulatedRows: the decoding requests of a simulated server.
+//! RoundCounts: what became of drafts. SimulatedRows: the decoding requests of a simulated server.
 
+#include "dspark/host/round_counts.h"
 #include "dspark/host/simulated_rows.h"
 
 #include <nanobind/stl/tuple.h>
@@ -15,7 +16,35 @@ namespace dspark::python {
 
 namespace {
 
+constexpr char const* kCounts = "RoundCounts";
 constexpr char const* kRows = "SimulatedRows";
+
+void makeCounts(host::RoundCounts* self, int64_t draft_len, int64_t most_recent) {
+    checkRange(kCounts, "draft_len", &draft_len, 1, 0, kMaxDraftLen + 1);
+    checkRange(kCounts, "most_recent", &most_recent, 1, 1, kMaxRequests);
+    new (self) host::RoundCounts(static_cast<int>(draft_len), static_cast<size_t>(most_recent));
+}
+
+void addRound(host::RoundCounts* self, nb::object const& caps, nb::object const& drafted, nb::object const& verify_len,
+              nb::object const& accepted, int64_t budget) {
+    View<int64_t> const cap = view<int64_t>(kCounts, "caps", caps, {{"R", -1}});
+    int64_t const count = cap.size(0), above = self->draftLen() + 1;
+    View<bool> const who = view<bool>(kCounts, "drafted", drafted, {{"R", count}});
+    View<int64_t> const lens = view<int64_t>(kCounts, "verify_len", verify_len, {{"R", count}});
+    View<int64_t> const kept = view<int64_t>(kCounts, "accepted", accepted, {{"R", count}});
+    checkRange(kCounts, "caps", cap.data, count, 0, above);
+    checkRange(kCounts, "verify_len", lens.data, count, 0, above);
+    checkRange(kCounts, "accepted", kept.data, count, -kMaxDraftLen, above);
+    self->add({count, cap.data, who.data, lens.data, kept.data, budget});
+}
+
+std::vector<std::tuple<int64_t, int64_t, int64_t>> takeRecent(host::RoundCounts* self) {
+    std::vector<std::tuple<int64_t, int64_t, int64_t>> rounds;
+    for (host::RoundTotals const& round : self->takeRecent()) {
+        rounds.emplace_back(round.admitted, round.verified, round.made);
+    }
+    return rounds;
+}
 
 //! The rows, and the arrays they read.
 struct SimulatedRows {
@@ -84,8 +113,19 @@ std::tuple<nb::object, int64_t, int64_t, std::vector<int64_t>> advance(Simulated
 
 }  // namespace
 
-void registerSimulation(nb::module_& m) {
-    // It keeps the GIL, as the statistics of requests do.
+void registerRounds(nb::module_& m) {
+    // Both keep the GIL, as the statistics of requests do.
+    nb::class_<host::RoundCounts>(m, "RoundCounts")
+        .def("__init__", &makeCounts, nb::arg("draft_len"), nb::kw_only(), nb::arg("most_recent"))
+        .def("__deepcopy__", [](host::RoundCounts const& self, nb::object const&) { return host::RoundCounts(self); })
+        .def_prop_ro("drafted", &host::RoundCounts::drafted)
+        .def_prop_ro("admitted", [](host::RoundCounts const& self) { return self.positions(0); })
+        .def_prop_ro("verified", [](host::RoundCounts const& self) { return self.positions(1); })
+        .def_prop_ro("accepted", [](host::RoundCounts const& self) { return self.positions(2); })
+        .def("add", &addRound, nb::arg("caps").none(), nb::arg("drafted").none(), nb::arg("verify_len").none(),
+             nb::arg("accepted").none(), nb::arg("budget"))
+        .def("take_recent", &takeRecent);
+
     nb::class_<SimulatedRows>(m, "SimulatedRows")
         .def("__init__", &makeRows, nb::arg("accepted").none(), nb::arg("following").none(), nb::kw_only(),
              nb::arg("by_token"))
