@@ -34,16 +34,18 @@ class SseServer:
                     owner.bodies.append((self.path, body))
                     owner._open += 1
                     owner.most_at_once = max(owner.most_at_once, owner._open)
-                try:
-                    if refuse_after is not None and len(owner.bodies) > refuse_after:
-                        self._refuse()
-                    else:
-                        self._stream(owner._events(self.path, body), pause_s)
-                finally:
-                    with owner._lock:
-                        owner._open -= 1
+                if refuse_after is not None and len(owner.bodies) > refuse_after:
+                    self._refuse()
+                else:
+                    self._stream(owner._events(self.path, body), pause_s)
+
+            def _ends(self) -> None:
+                """Count the request as over: before its last bytes, or the client's next one could overtake this."""
+                with owner._lock:
+                    owner._open -= 1
 
             def _refuse(self) -> None:
+                self._ends()
                 text = b'{"error":"the queue is full"}'
                 self.send_response(503)
                 self.send_header("Content-Length", str(len(text)))
@@ -54,9 +56,11 @@ class SseServer:
                 self.send_response(200)
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
-                for event in events:
+                for number, event in enumerate(events, 1):
                     # An event cut in the middle of a line, as a proxy may.
                     data = f"data: {event}\n\n".encode()
+                    if number == len(events):
+                        self._ends()
                     for piece in (data[:9], data[9:]):
                         self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
                     self.wfile.flush()
