@@ -96,6 +96,7 @@ class SpeculationMetrics:
                 metrics.set(f"dspark_speculation_{name}", value)
         for part in ("base", "marginal", "draft"):
             metrics.set("dspark_cost_correction", getattr(state.correction, part), part=part)
+        metrics.set("dspark_draft_host_seconds", state.beside_us * 1e-6)
         if self._trimmed:
             verified, drafted = (sum(column) for column in zip(*self._trimmed, strict=True))
             metrics.set("dspark_trim_ratio", 1.0 - verified / drafted)

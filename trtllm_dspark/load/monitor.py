@@ -154,9 +154,10 @@ class LoadMonitor:
             sample = Sample(self._clock(), failure="unreadable", message=f"{type(error).__name__}: {error}")
             state = self._policy.update(sample)
         pause = self._pause(sample.failure)
-        self._count(sample, state)
         expires = float("inf") if pause is None else self._clock() + pause + STALE_S
-        self._snapshot = _Snapshot(sample, state, expires, _expired(state))
+        before, self._snapshot = self._snapshot, _Snapshot(sample, state, expires, _expired(state))
+        # Last: whoever sees the count sees the decision too.
+        self._count(sample, state, before)
         return pause
 
     def _pause(self, failure: Failure | None) -> float | None:
@@ -166,8 +167,7 @@ class LoadMonitor:
             return None
         return max(self._interval_s, RETRY_ABSENT_S if failure in _ABSENT else RETRY_S)
 
-    def _count(self, sample: Sample, state: LoadState) -> None:
-        self._num_samples += 1
+    def _count(self, sample: Sample, state: LoadState, before: _Snapshot) -> None:
         self._num_xids += len(sample.xids)
         if sample.failure is None:
             self._said.clear()
@@ -176,10 +176,10 @@ class LoadMonitor:
             if sample.failure not in self._said:
                 self._said.add(sample.failure)
                 logger.warning("not adapting to the GPU's load: %s", sample.message)
-        before = self._snapshot.state
-        if state != before and self._snapshot.sample is not None:
+        if state != before.state and before.sample is not None:
             self._num_changes += 1
             logger.info("load: %s", state)
+        self._num_samples += 1
 
 
 def _expired(state: LoadState) -> LoadState:

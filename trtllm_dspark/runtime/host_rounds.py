@@ -63,7 +63,7 @@ class HostRounds:
         """Decide the tokens of the round."""
         started = self._timer.clock()
         emitted = self._steps.accept(finished.decode, finished.prefill)
-        self._steps.told(finished.decode, finished.prefill, self._submit_s + self._timer.clock() - started)
+        self._steps.observe_whole(finished.decode, finished.prefill, self._submit_s + self._timer.clock() - started)
         return emitted
 
     def move(self, request: ActiveRequest, source: int, destination: int) -> None:

@@ -223,7 +223,7 @@ class RoundSteps:
                 self._listener.round(decode, chosen)
         return emitted
 
-    def told(self, decode: DecodePass | None, prefill: PrefillPass | None, seconds: float) -> None:
+    def observe_whole(self, decode: DecodePass | None, prefill: PrefillPass | None, seconds: float) -> None:
         """Tell the controller what the round accepted last took as a whole; prompts in it would hide what it asks."""
         if decode is not None and prefill is None:
             self._controller.observe_beside(decode.draft is not None, 1e6 * (seconds - self._timed_s))

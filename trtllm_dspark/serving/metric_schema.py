@@ -100,6 +100,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("dspark_planned_seconds", _C, "Predicted time of the rounds that were timed"),
     Family("dspark_measured_seconds", _C, "Measured time of the same rounds"),
     Family("dspark_cost_correction", _G, "Factor on the cost table", ("part",)),
+    Family("dspark_draft_host_seconds", _G, "Work of the host beside the passes that drafting adds to a round"),
     Family("dspark_calibration_error", _G, "Calibration error on recent blocks, less its noise", ("calibration",)),
     Family("dspark_calibration_drift", _G, "1 while the stored calibration does not fit what is observed"),
     Family("dspark_calibration_updates", _C, "Times online calibration let new parameters in"),

@@ -147,6 +147,7 @@ class ControllerState:
         threshold: mean over the requests of the least survival a draft needs; None outside `adaptive`.
         accepted_ratio: drafts accepted over drafts the confidences promised, recently; 1 = as promised.
         correction: what the cost table is multiplied with.
+        beside_us: microseconds the host works more beside the passes in a round with drafts; 0 while unknown.
         predicted_us: time that was predicted for the last observed round; None without a cost table.
         measured_us: time it took; None where it was not timed.
         load: limits of the last plan.
@@ -158,6 +159,7 @@ class ControllerState:
     threshold: float | None = None
     accepted_ratio: float = 1.0
     correction: Correction = field(default_factory=Correction)
+    beside_us: float = 0.0
     predicted_us: float | None = None
     measured_us: float | None = None
     load: LoadLimits = field(default_factory=LoadLimits)
@@ -376,6 +378,7 @@ class SpeculationController:
             threshold=None if adaptive is None else adaptive.threshold,
             accepted_ratio=1.0 if adaptive is None else adaptive.accepted_ratio,
             correction=Correction() if self._costs is None else self._costs.correction,
+            beside_us=0.0 if self._costs is None else self._costs.beside_us,
             predicted_us=self._predicted_us,
             measured_us=self._measured_us,
             load=self._limits,

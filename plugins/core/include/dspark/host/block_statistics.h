@@ -334,11 +334,10 @@ private:
         double const survivors = found.survivors[best];
         expected_[row] = {true, static_cast<double>(thresholds_[best]), survivors, found.drafts[best]};
         Hindsight const& past = hindsight_[row];
-        double const tokens =
-            1.0 + left(past.found_survivors, past.expected_survivors) * (1.0 + rho * survivors - 1.0);
+        double const extra_tokens = left(past.found_survivors, past.expected_survivors) * rho * survivors;
         double const more_us = left(past.found_drafts, past.expected_drafts) * found.more_us[best];
-        double const gain = tokens / (times.least_us + more_us) * times.plain_us * times.part - 1.0;
-        worth_[row] = {gain, tokens - 1.0, more_us};
+        double const gain = (1.0 + extra_tokens) / (times.least_us + more_us) * times.plain_us * times.part - 1.0;
+        worth_[row] = {gain, extra_tokens, more_us};
     }
 
     int gamma_;

@@ -12,7 +12,7 @@
 namespace dspark::host {
 
 //! The requests of a round.
-struct RoundDrafts {
+struct CountedRound {
     int64_t num_requests;       // R
     int64_t const* caps;        // [R] drafts of each that might be verified
     bool const* drafted;        // [R] whether it drafted; the others count nowhere
@@ -35,7 +35,7 @@ public:
     int draftLen() const { return draft_len_; }
     int64_t drafted() const { return at_least_[0][0]; }
 
-    void add(RoundDrafts const& round) {
+    void add(CountedRound const& round) {
         RoundTotals totals = {0, 0, 0};
         for (int64_t i = 0; i < round.num_requests; ++i) {
             if (!round.drafted[i]) continue;
