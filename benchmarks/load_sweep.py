@@ -30,6 +30,7 @@ import load_sweep_report as report
 
 from trtllm_dspark.cli._prompts import Prompt, encode_prompt, read_prompts
 from trtllm_dspark.engine import load_engine
+from trtllm_dspark.engine.base import ContextBatch, Engine
 from trtllm_dspark.engine.device import cpu_name
 from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.runtime import Request, RequestOutput, SamplingParams, Session, Tokenizer
@@ -50,13 +51,29 @@ TURN_S = 0.25
 logger = logging.getLogger("load_sweep")
 
 
+class AbsorbClock:
+    """Time an engine takes to absorb features into the drafter's context, for whoever runs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.seconds = 0.0
+        self._absorb = engine.absorb
+        engine.absorb = self.absorb  # type: ignore[method-assign]
+
+    def absorb(self, batch: ContextBatch) -> None:
+        """Absorb, and count the time."""
+        started = time.perf_counter()
+        self._absorb(batch)
+        self.seconds += time.perf_counter() - started
+
+
 @dataclass(slots=True)
 class Policy:
-    """A policy and the session that keeps what it learns."""
+    """A policy and the session that keeps what it learns; the engine's clock is everybody's."""
 
     name: str
     session: Session
     calibrated: bool
+    absorbing: AbsorbClock
 
 
 def main() -> None:
@@ -129,6 +146,7 @@ def measure(args: argparse.Namespace, runs_file: Path) -> None:
 def make_policies(args: argparse.Namespace) -> list[Policy]:
     engine = load_engine(args.engine_dir, num_threads=args.num_threads, verify_hashes=False)
     directory = open_engine_dir(args.engine_dir, verify_hashes=False)
+    absorbing = AbsorbClock(engine)
     tokenizer, calibration = Tokenizer.open(directory), load_calibration(directory)
     table = load_cost_table(directory, engine, num_threads=args.num_threads)
     if table is None:
@@ -141,12 +159,12 @@ def make_policies(args: argparse.Namespace) -> list[Policy]:
         used = calibration if calibrated else None
         return Session(engine, tokenizer, speculation=name, cost_table=table, calibration=used)
 
-    policies = [Policy(name, session(name, calibrated=True), True) for name in args.policies.split(",")]
+    policies = [Policy(name, session(name, calibrated=True), True, absorbing) for name in args.policies.split(",")]
     if calibration is None:
         logger.warning("no calibration.json: everything runs uncalibrated; trtllm-dspark calibrate writes one")
         return policies
     names = [name for name in args.uncalibrated.split(",") if name]
-    return policies + [Policy(name, session(name, calibrated=False), False) for name in names]
+    return policies + [Policy(name, session(name, calibrated=False), False, absorbing) for name in names]
 
 
 def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
@@ -191,13 +209,13 @@ class Run:
         self._stream = run_closed_loop(policy.session, requests, batch_size=concurrency)
         self._outputs: list[RequestOutput] = []
         self._last_round = stats.rounds
-        self._tokens, self._seconds, self._cpu_seconds = 0, 0.0, 0.0
+        self._tokens, self._seconds, self._cpu_seconds, self._absorb_seconds = 0, 0.0, 0.0, 0.0
         self._busy = (0, 0.0, 0.0)
 
     def advance(self, seconds: float) -> bool:
         """Run for some time, to the end of a round, and return whether anything is left to do."""
         started, spent = time.perf_counter(), time.process_time()
-        before = (self._seconds, self._cpu_seconds)
+        before = (self._seconds, self._cpu_seconds, self._absorb_seconds - self.policy.absorbing.seconds)
         stats = self.policy.session.stats
         first = stats.rounds
         for output in self._stream:
@@ -205,6 +223,7 @@ class Run:
                 raise SystemExit(f"{self.policy.name}: {output.error}")
             self._seconds = before[0] + time.perf_counter() - started
             self._cpu_seconds = before[1] + time.process_time() - spent
+            self._absorb_seconds = before[2] + self.policy.absorbing.seconds
             self._tokens += len(output.new_token_ids)
             if self._busy[0] < self._counted or stats.rounds == self._last_round:
                 # To the end of the round that reaches the count.
@@ -231,6 +250,8 @@ class Run:
             "cpu_seconds": self._busy[2],
             "whole_tokens": sum(output.stats.num_output_tokens for output in self._outputs),
             "whole_seconds": self._seconds,
+            "absorb_seconds": self._absorb_seconds,
+            "beside_us": state.beside_us,
             "rounds": rounds,
             "round_ms": (stats.round_s - before[1]) / rounds * 1e3,
             "engine_ms": (stats.engine_s - before[2]) / rounds * 1e3,
