@@ -86,7 +86,7 @@ def compare(url: str, domain: str, prompt: str, max_tokens: int) -> None:
     print(
         f"\n\n-- {domain}: {shown.num_tokens} tokens, accepted length {shown.accepted_len:.2f}, "
         f"{statistics.median(fast):.0f} tokens/s, {ratio:.2f}x of --speculation off "
-        f"({statistics.median(plain):.0f} tokens/s), same text"
+        f"({statistics.median(plain):.0f} tokens/s), medians of {REPETITIONS} pairs, same text"
     )
 
 
