@@ -144,6 +144,9 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
         "--num_self_made", type=int, default=0, metavar="N", help="user's turns that the target writes itself"
     )
     group.add_argument("--max_response_len", type=int, default=128, metavar="N", help="tokens of a response")
+    group.add_argument(
+        "--responses_only", action="store_true", help="write responses.jsonl and stop; a later run reads it"
+    )
     group.add_argument("--batch_size", type=int, default=64, metavar="B", help="responses generated at once")
 
 
@@ -183,6 +186,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("give --prompts_file or --responses_file, not both: what to answer, or what was answered")
     if not (args.prompts_file or args.responses_file or args.from_traffic or args.num_self_made):
         raise ConfigError("give something to train on: --prompts_file, --responses_file or --from_traffic")
+    if args.responses_only and not (args.prompts_file or args.num_self_made):
+        raise ConfigError("--responses_only has nothing to answer; give --prompts_file or --num_self_made")
     turns = [prompt for path in args.prompts_file for prompt in read_prompts(path)]
     generation, config = _generation_config(args), _train_config(args)
     with _stop_on_signals() as stop:
@@ -190,6 +195,11 @@ def run(args: argparse.Namespace) -> int:
         responses = _read(args.responses_file, preparation)
         if turns or args.num_self_made:
             responses += _generate(args, preparation, turns, generation, stop)
+        if args.responses_only:
+            tokens = sum(len(response.token_ids) - response.response_start for response in responses)
+            facts = [("responses", str(args.output_dir / RESPONSES_FILE)), ("number", str(len(responses)))]
+            print_table([*facts, ("tokens", str(tokens))])
+            return 0
         run = Run(preparation, responses, traffic=args.from_traffic)
         try:
             return _train(args, run, preparation, stop)
@@ -314,8 +324,11 @@ def _train_config(args: argparse.Namespace) -> TrainConfig:
     if args.drafter == "dflash":
         given["markov_head"] = "none"
     layer_ids = () if args.target_layer_ids is None else _integers("target_layer_ids", args.target_layer_ids)
+    values = {name: getattr(args, name) for name in names}
+    if args.responses_only and values["steps"] is None:
+        values["steps"] = 1
     return TrainConfig(
-        **{name: getattr(args, name) for name in names},
+        **values,
         **given,
         kind=args.drafter if args.drafter in ("eagle3", "mtp") else "block",
         target_layer_ids=layer_ids,

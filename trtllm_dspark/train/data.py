@@ -14,14 +14,17 @@ from trtllm_dspark.train.layers import Blocks
 from trtllm_dspark.train.loss import Targets
 from trtllm_dspark.train.responses import Response
 
+_ROWS, _ORDER, _ANCHORS = range(3)
+"""What a generator is seeded for, besides the run's seed: no two draw the same numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchConfig:
     """Size of a step and weights of the positions.
 
     Attributes:
-        num_sequences: sequences of a step.
-        anchors_per_sequence: blocks of each.
+        num_sequences: visits of sequences in a step.
+        anchors_per_sequence: blocks of each at most.
         block_size: gamma.
         mask_token_id: fills a block behind its anchor.
         decay: position k (from 1) weighs exp(-(k - 1) / decay).
@@ -60,7 +63,10 @@ class Share:
 
 
 class Sampler:
-    """Draws the blocks of each step.
+    """Draws the blocks of each step: all of them once before any comes again.
+
+    A sequence is visited as often as its anchors fill a row; a round of visits (an epoch) is shuffled, and each visit
+    takes its own part of the sequence's anchors.
 
     Args:
         responses: all sequences.
@@ -70,39 +76,58 @@ class Sampler:
 
     def __init__(self, responses: Sequence[Response], config: BatchConfig, num_shares: int) -> None:
         self._responses, self._config, self._num_shares = responses, config, num_shares
-        counts = np.array([response.num_anchors for response in responses], np.float64)
-        # A sequence counts by its blocks, but not beyond what one step takes of it.
-        self._probabilities = counts / counts.sum()
-        self._num_sequences = min(config.num_sequences, int((counts > 0).sum()))
+        counts = np.array([response.num_anchors for response in responses], np.int64)
+        self._num_parts = -(-counts // config.anchors_per_sequence)
+        self._visits = np.repeat(np.arange(len(responses)), self._num_parts)
+        self._part_of_visit = np.arange(len(self._visits)) - np.repeat(
+            np.cumsum(self._num_parts) - self._num_parts, self._num_parts
+        )
+        self._num_sequences = min(config.num_sequences, len(self._visits))
+        self._shuffled: tuple[int, NDArray[np.int64]] | None = None
 
     def step(self, number: int) -> list[Share]:
-        """Return the shares of step `number`."""
-        config = self._config
-        rng = np.random.default_rng([config.seed, number])
-        chosen = rng.choice(len(self._responses), self._num_sequences, replace=False, p=self._probabilities)
+        """Return the shares of step `number`, counted from 1."""
+        rng = np.random.default_rng([self._config.seed, _ROWS, number])
+        places = np.arange((number - 1) * self._num_sequences, number * self._num_sequences)
+        visits = [self._visit(int(place)) for place in places]
         # Contexts of like length pad each other least.
-        chosen = chosen[np.argsort([len(self._responses[index].token_ids) for index in chosen], kind="stable")]
-        return [self._share(rng, part) for part in np.array_split(chosen, self._num_shares) if part.size]
+        visits.sort(key=lambda visit: len(self._responses[visit[0]].token_ids))
+        parts = np.array_split(np.arange(len(visits)), self._num_shares)
+        return [self._share(rng, [visits[i] for i in part]) for part in parts if part.size]
 
-    def _share(self, rng: np.random.Generator, indices: NDArray[np.int64]) -> Share:
+    def _visit(self, place: int) -> tuple[int, NDArray[np.int64]]:
+        """Return the sequence of a visit and its anchors, ascending."""
+        seed, (epoch, offset) = self._config.seed, divmod(place, len(self._visits))
+        visit = self._order(epoch)[offset]
+        index, part = int(self._visits[visit]), int(self._part_of_visit[visit])
+        response = self._responses[index]
+        shuffled = np.random.default_rng([seed, _ANCHORS, epoch, index]).permutation(response.num_anchors)
+        anchors = np.array_split(shuffled, self._num_parts[index])[part]
+        return index, np.sort(anchors) + response.response_start
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        if self._shuffled is None or self._shuffled[0] != epoch:
+            rng = np.random.default_rng([self._config.seed, _ORDER, epoch])
+            self._shuffled = (epoch, rng.permutation(len(self._visits)))
+        return self._shuffled[1]
+
+    def _share(self, rng: np.random.Generator, visits: Sequence[tuple[int, NDArray[np.int64]]]) -> Share:
         config = self._config
         gamma, width = config.block_size, config.anchors_per_sequence
-        anchors = np.empty((len(indices), width), np.int64)
-        real = np.zeros((len(indices), width), np.bool_)
-        ends = np.empty(len(indices), np.int64)
-        for row, index in enumerate(indices):
-            response = self._responses[index]
-            ends[row] = len(response.token_ids)
-            count = min(width, response.num_anchors)
-            places = np.sort(rng.choice(response.num_anchors, count, replace=False)) + response.response_start
+        anchors = np.empty((len(visits), width), np.int64)
+        real = np.zeros((len(visits), width), np.bool_)
+        ends = np.empty(len(visits), np.int64)
+        for row, (index, places) in enumerate(visits):
+            ends[row] = len(self._responses[index].token_ids)
             anchors[row] = places[-1]
-            anchors[row, :count], real[row, :count] = places, True
+            anchors[row, : len(places)], real[row, : len(places)] = places, True
         slots = np.arange(gamma)
         valid = real[..., None] & (anchors[..., None] + slots + 1 < ends[:, None, None])
         weights = np.where(valid, np.exp(-slots / config.decay), 0.0)
         if config.sample_positions:
             weights = (rng.random(valid.shape) < weights).astype(np.float64)
         rows = np.flatnonzero(weights) if config.sample_positions else np.arange(weights.size)
+        indices = np.array([index for index, _ in visits], np.int64)
         return Share(indices, anchors, rows, weights.reshape(-1)[rows].astype(np.float32))
 
 

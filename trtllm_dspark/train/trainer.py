@@ -221,7 +221,8 @@ class Trainer:
         return list(self._pool.map(one, responses))
 
     def _captured(self, shares: Sequence[Share]) -> dict[int, Captured]:
-        indices = [int(index) for share in shares for index in share.indices]
+        # Once each, though a step may visit a short epoch's sequence twice.
+        indices = list(dict.fromkeys(int(index) for share in shares for index in share.indices))
         return dict(zip(indices, self.capture([self._responses[index] for index in indices]), strict=True))
 
     def _share(self, share: Share, captured: list[Captured], total_weight: float) -> _ShareResult:

@@ -90,6 +90,29 @@ def test_anchors_are_response_tokens_and_rows_end_with_the_sequence(responses: l
                 assert len(set(counted)) == len(counted)
 
 
+@pytest.mark.parametrize("sequences", [1, 13])
+def test_an_epoch_trains_on_every_anchor_once(responses: list[Response], sequences: int) -> None:
+    config = BatchConfig(sequences, 8, 5, 3, decay=4.0, sample_positions=False, seed=1)
+    sampler = Sampler(responses, config, 3)
+    every = {
+        (i, response.response_start + t) for i, response in enumerate(responses) for t in range(response.num_anchors)
+    }
+    visits = sum(-(-response.num_anchors // 8) for response in responses)
+    assert visits % sequences == 0, "an epoch ends with a step"
+    orders = []
+    for epoch in range(2):
+        seen = []
+        for step in range(epoch * visits // sequences, (epoch + 1) * visits // sequences):
+            for share in sampler.step(step + 1):
+                weights = share.weights.reshape(len(share.indices), 8, 5)
+                for index, anchors, weight in zip(share.indices, share.anchors, weights, strict=True):
+                    seen += [(int(index), int(anchor)) for anchor in anchors[weight.any(-1)]]
+        assert len(seen) == len(set(seen))
+        assert set(seen) == every
+        orders.append(seen)
+    assert orders[0] != orders[1]
+
+
 def test_steps_are_drawn_from_seed_and_number_alone(responses: list[Response]) -> None:
     config = BatchConfig(4, 4, 5, 3, decay=4.0, sample_positions=True, seed=1)
     one, other = Sampler(responses, config, 2), Sampler(responses, config, 2)

@@ -109,3 +109,22 @@ def test_contradicting_flags_are_refused(
 ) -> None:
     assert train(target_dir, tmp_path / "out", *flags) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_responses_only_are_what_a_run_from_prompts_answers(
+    target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", [f"question {n}" for n in range(6)])
+    only, whole = tmp_path / "only", tmp_path / "whole"
+    assert train(target_dir, only, "--prompts_file", str(prompts), "--responses_only") == 0
+    assert "responses.jsonl" in capsys.readouterr().out
+    assert not (only / "drafter").exists()
+    assert train(target_dir, whole, "--prompts_file", str(prompts)) == 0
+    answers, others = (sorted(read_responses(path / "responses.jsonl", 256), key=_index) for path in (only, whole))
+    assert answers == others
+    assert train(target_dir, tmp_path / "refused", "--responses_only", "--responses_file", str(prompts)) != 0
+    assert "--responses_only has nothing to answer" in capsys.readouterr().err
+
+
+def _index(response: Response) -> int:
+    return response.index
