@@ -59,21 +59,24 @@ void checkBlock(char const* name, host::RecordedBlocks const& blocks, int64_t bl
     checkRange(kRows, name, &last, 1, 0, blocks.count);
 }
 
-void makeRows(SimulatedRows* self, nb::object const& accepted, nb::object const& following, bool by_token) {
+void makeRows(SimulatedRows* self, nb::object const& accepted, nb::object const& following, bool by_token,
+              int64_t most_waiting) {
     View<int64_t> kept = view<int64_t>(kRows, "accepted", accepted, {{"N", -1}});
     View<int64_t> next = view<int64_t>(kRows, "following", following, {{"N", kept.size(0)}});
     host::RecordedBlocks const blocks = {kept.size(0), kept.data, next.data, by_token};
     checkRange(kRows, "accepted", kept.data, blocks.count, 0, kMaxDraftLen + 1);
     for (int64_t block = 0; block < blocks.count; ++block) checkBlock("following", blocks, next.data[block]);
-    new (self) SimulatedRows{std::move(kept), std::move(next), host::SimulatedRows(blocks)};
+    checkRange(kRows, "most_waiting", &most_waiting, 1, 1, kMaxPosition);
+    new (self) SimulatedRows{std::move(kept), std::move(next), host::SimulatedRows(blocks, most_waiting)};
 }
 
 void checkRow(SimulatedRows const& self, int64_t row) { checkRange(kRows, "row", &row, 1, 0, self.rows.size()); }
 
-void join(SimulatedRows* self, int64_t block, int64_t left) {
+void join(SimulatedRows* self, int64_t block, int64_t left, int64_t waiting) {
     checkBlock("block", self->rows.blocks(), block);
     checkRange(kRows, "left", &left, 1, 1, kMaxPosition);
-    self->rows.join(block, left);
+    checkRange(kRows, "waiting", &waiting, 1, 0, kMaxPosition);
+    self->rows.join(block, left, waiting);
 }
 
 std::tuple<int64_t, int64_t, int64_t> leave(SimulatedRows* self, int64_t row) {
@@ -100,15 +103,17 @@ nb::object confidence(SimulatedRows const& self, nb::object const& of_blocks) {
     return toNumpy(std::move(values), {static_cast<size_t>(count), static_cast<size_t>(gamma)});
 }
 
-std::tuple<nb::object, int64_t, int64_t, std::vector<int64_t>> advance(SimulatedRows* self,
-                                                                       nb::object const& verify_len) {
+std::tuple<nb::object, int64_t, int64_t, std::vector<int64_t>, int64_t> advance(SimulatedRows* self,
+                                                                                nb::object const& verify_len,
+                                                                                nb::object const& drafting) {
     int64_t const count = self->rows.size();
     View<int64_t> const lens = optionalView<int64_t>(kRows, "verify_len", verify_len, {{"R", count}});
     if (lens) checkRange(kRows, "verify_len", lens.data, count, 0, kMaxDraftLen + 1);
+    View<int64_t> const drafts = optionalView<int64_t>(kRows, "drafting", drafting, {{"R", count}});
     std::vector<int64_t> accepted(static_cast<size_t>(count)), ended;
-    host::RoundTally const tally = self->rows.advance(lens.data, accepted.data(), &ended);
+    host::RoundTally const tally = self->rows.advance(lens.data, drafts.data, accepted.data(), &ended);
     return {toNumpy(std::move(accepted), {static_cast<size_t>(count)}), tally.verified, tally.accepted,
-            std::move(ended)};
+            std::move(ended), tally.backlog};
 }
 
 }  // namespace
@@ -128,14 +133,14 @@ void registerRounds(nb::module_& m) {
 
     nb::class_<SimulatedRows>(m, "SimulatedRows")
         .def("__init__", &makeRows, nb::arg("accepted").none(), nb::arg("following").none(), nb::kw_only(),
-             nb::arg("by_token"))
+             nb::arg("by_token"), nb::arg("most_waiting") = 1)
         .def("__len__", [](SimulatedRows const& self) { return self.rows.size(); })
-        .def("join", &join, nb::arg("block"), nb::arg("left"))
+        .def("join", &join, nb::arg("block"), nb::arg("left"), nb::arg("waiting") = 0)
         .def("leave", &leave, nb::arg("row"))
         .def("clear", [](SimulatedRows* self) { self->rows.clear(); })
         .def("caps", &caps, nb::arg("most"))
         .def("confidence", &confidence, nb::arg("of_blocks").none())
-        .def("advance", &advance, nb::arg("verify_len").none());
+        .def("advance", &advance, nb::arg("verify_len").none(), nb::arg("drafting").none() = nb::none());
 }
 
 }  // namespace dspark::python

@@ -64,9 +64,13 @@ class BlockPool:
         start, size = self._range[domain]
         return start + int(generator.integers(size))
 
-    def rows(self) -> _core.SimulatedRows:
-        """Return rows of requests that meet these blocks; there are none yet."""
-        return _core.SimulatedRows(self.accepted, self.following, by_token=self.by_token)
+    def rows(self, *, most_waiting: int = 1) -> _core.SimulatedRows:
+        """Return rows of requests that meet these blocks; there are none yet.
+
+        Args:
+            most_waiting: tokens of a request that wait to be absorbed while it does not draft; 1 = none do.
+        """
+        return _core.SimulatedRows(self.accepted, self.following, by_token=self.by_token, most_waiting=most_waiting)
 
     def confidence(self, temperature: FloatArray | None, bias: FloatArray | None) -> FloatArray:
         """Return [N, gamma] confidences under a calibration; None leaves them as the head gives them."""

@@ -39,6 +39,8 @@ class SimRequest:
     arrival: Arrival
     record: RequestRecord
     num_cached: int = 0
+    num_waiting: int = 0
+    """Tokens of its prompt that the drafter's context has not absorbed."""
 
     @property
     def num_prompt(self) -> int:
@@ -114,7 +116,11 @@ class Replica:
         self._draft_len = 0 if speculator is None else speculator.draft_len
         self._shares = FairShares(self._draft_len)
         self._interactive = np.ones(server.max_batch_size, np.bool_)
-        self._rows = pool.rows()
+        # What never drafts keeps no context. What adapts lets tokens wait for a draft, up to those of a pass.
+        self._absorb_us = server.absorb_us if self._draft_len else 0.0
+        adapts = speculator is not None and speculator.controller.adapts
+        self._most_waiting = server.max_num_tokens if adapts else 1
+        self._rows = pool.rows(most_waiting=self._most_waiting)
         self._round: _Started | None = None
 
     @property
@@ -151,7 +157,7 @@ class Replica:
         """Lose every request, running or waiting, and the round under way; return them."""
         lost = [*self._decoding, *self._prefilling, *self._batcher, *self._waiting.values()]
         for request in lost:
-            request.num_cached = 0
+            request.num_cached = request.num_waiting = 0
             if self._speculator is not None:
                 self._speculator.controller.forget(request.record.index)
         self._queue = RequestQueue(max_waiting=self.server.max_queue_size)
@@ -183,21 +189,27 @@ class Replica:
             return None
         depth = self._cached / count if count else 0.0
         decision, accepted = None, None
-        drafts = num_drafted = num_accepted = 0
+        drafts = num_drafted = num_accepted = backlog = 0
         whole = True
         last: list[int] = []
         if count:
             if self._speculator is not None:
                 decision, whole = self._decide(self._speculator, limits, plan.draft_budget, int(depth))
                 num_drafted = decision.num_drafted
-            verify_len = decision.verify_len if decision is not None and num_drafted else None
+            verify_len = drafting = None
+            if decision is not None and num_drafted:
+                verify_len = decision.verify_len
+                drafting = decision.plan.caps if self._absorb_us else None
             # Nobody looks at the rows before the round ends.
-            accepted, drafts, num_accepted, last = self._rows.advance(verify_len)
+            accepted, drafts, num_accepted, last, backlog = self._rows.advance(verify_len, drafting)
         draft_us, verify_us, prefill_us = self._pass_us(decision, drafts, depth, chunks)
         verify_us += 0.0 if whole else self.server.ragged_us
         server = self.server
         host_us = server.host_us + server.host_request_us * count + server.host_token_us * (count + drafts)
         micros = (draft_us or 0.0) + verify_us + prefill_us + host_us
+        if self._absorb_us:
+            # A session does not time what was put off with the draft, so the controller does not learn it.
+            micros += self._absorb_us * (backlog + self._take_prompts(chunks)) * self.stretch
         # A pass that takes what the table says teaches nothing, one that prompts share cannot be compared.
         told = self.timed and not (chunks and self.server.shared_prefill)
         self._round = _Started(
@@ -235,6 +247,17 @@ class Replica:
         for row in reversed(started.last):
             ended.append(self._leave(row, now))
         return ended
+
+    def _take_prompts(self, chunks: tuple[PromptChunk[SimRequest], ...]) -> int:
+        """Note the tokens of prompt chunks; return how many of them do not wait for a draft."""
+        absorbed = 0
+        for chunk in chunks:
+            request = chunk.request
+            request.num_waiting += chunk.length
+            if request.num_waiting >= self._most_waiting:
+                absorbed += request.num_waiting
+                request.num_waiting = 0
+        return absorbed
 
     def _decide(
         self, speculator: Speculator, limits: LoadLimits, draft_budget: int, depth: int
@@ -310,7 +333,7 @@ class Replica:
         if remaining <= 0:
             ended.append(request)
             return
-        self._rows.join(self._pool.place(arrival.domain, self._generator), remaining)
+        self._rows.join(self._pool.place(arrival.domain, self._generator), remaining, request.num_waiting)
         self._decoding.append(request)
         self._keys.append(record.index)
         self._cached += arrival.prompt_tokens

@@ -30,6 +30,8 @@ class Server:
             measured; None = what the table says of so many tokens.
         ragged_us: microseconds a target pass takes more when not every request verifies its whole block, where whole
             blocks have a faster path of their own.
+        absorb_us: microseconds for every token that the drafter's context absorbs beyond the one a drafting request
+            that the table's draft times have in them: prompts, further tokens of a round, what a bypass has put off.
         drafters: policies that draft by other means than the server's own drafter, by name: their times.
     """
 
@@ -47,6 +49,7 @@ class Server:
     host_token_us: float = 0.0
     prefill_us: tuple[float, float] | None = None
     ragged_us: float = 0.0
+    absorb_us: float = 0.0
     drafters: Mapping[str, CostTable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -237,11 +237,12 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "rows": (
         _core.SimulatedRows,
-        {"accepted": np.array([1, 0, 2, 0]), "following": np.array([1, 2, 0, 0]), "by_token": [True, False]},
+        {"accepted": np.array([1, 0, 2, 0]), "following": np.array([1, 2, 0, 0]), "by_token": [True, False]}
+        | {"most_waiting": [1, 7]},
     ),
     "rows_caps": (ROWS.caps, {"most": 3}),
     "rows_confidence": (ROWS.confidence, {"of_blocks": good((4, 3), np.float32)}),
-    "rows_advance": (ROWS.advance, {"verify_len": [TWO, None]}),
+    "rows_advance": (ROWS.advance, {"verify_len": [TWO, None], "drafting": [TWO, None]}),
     "drift": (_core.CostDrift, DRIFT_RULES),
     "drift_verify": (DRIFT.observe_verify, {"first_us": 1.0, "more_us": 0.5, "measured_us": 2.0}),
     "drift_draft": (DRIFT.observe_draft, {"draft_us": 1.0, "measured_us": 2.0}),

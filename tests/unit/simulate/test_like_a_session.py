@@ -148,10 +148,9 @@ def test_throughput_is_a_sessions(speculation: str, users: int) -> None:
 
     domains = {str(index): blocks_by_token(prompt, output + 8, 4) for index, prompt in enumerate(prompts)}
     profile = from_recorded("fake", "by hand", domains)
-    absorb_us = 0.0 if speculation == "off" else engine.absorb_us
     server = Server(
         "test", LookupTable.of(table), False, 4, 160, 48, gamma,
-        prefill_us=(engine.base_us - engine.per_token_us, engine.per_token_us + absorb_us),
+        prefill_us=(engine.base_us - engine.per_token_us, engine.per_token_us), absorb_us=engine.absorb_us,
     )  # fmt: skip
     arrivals = tuple(Arrival(0.0, prompt, output, str(index)) for index, prompt in enumerate(prompts))
     load = Traffic("test", Process("closed", users), arrivals)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from trtllm_dspark.errors import ConfigError
-from trtllm_dspark.simulate.acceptance import AcceptanceProfile
+from trtllm_dspark.simulate.acceptance import AcceptanceProfile, from_recorded
+from trtllm_dspark.simulate.blocks import Blocks
 from trtllm_dspark.simulate.scenario import Run, Scenario, Simulator
 from trtllm_dspark.simulate.server import Policy, Server, parse_policies
 from trtllm_dspark.simulate.traffic import Arrival, Lengths, Process, Traffic, make_traffic
@@ -130,3 +132,34 @@ def test_a_policy_without_times_or_acceptance_is_refused(server: Server, profile
         parse_policies("off,mtp")
     with pytest.raises(ConfigError, match="knows 5 drafts and test makes 7"):
         Simulator(Scenario(replace(server, max_draft_len=7), profile))
+
+
+@pytest.mark.parametrize(("policy", "tokens"), [("off", 0), ("fixed:3", 100 + 6), ("fixed:1", 100 + 6)])
+def test_tokens_that_a_context_absorbs_take_their_time(server: Server, policy: str, tokens: int) -> None:
+    """A prompt of 100, then rounds of 4, 4 and 3 tokens, or of 2 five times and a plain one."""
+    sure = from_recorded("sure", "by hand", {"math": Blocks(np.full((8, 5), 0.99, np.float32), np.full(8, 5))})
+    traffic = trace((0.0, 100, 12), domain="math")
+    before = run(server, sure, policy, traffic)
+    after = run(replace(server, absorb_us=40.0), sure, policy, traffic)
+    (first,), (then,) = before.result.records, after.result.records
+    assert first.last_token_s is not None
+    assert then.last_token_s == pytest.approx(first.last_token_s + 40e-6 * tokens, abs=1e-12)
+    assert then.rounds == first.rounds
+    # What never adapts absorbs a prompt at once.
+    assert then.first_token_s == pytest.approx((first.first_token_s or 0.0) + 40e-6 * min(tokens, 100), abs=1e-12)
+
+
+def test_what_adapts_absorbs_a_prompt_with_its_first_draft(server: Server, profile: AcceptanceProfile) -> None:
+    traffic = trace((0.0, 100, 60), (0.0, 5, 1))
+    before = run(server, profile, "adaptive", traffic)
+    after = run(replace(server, absorb_us=40.0), profile, "adaptive", traffic)
+    first, then = before.result.records[0], after.result.records[0]
+    log, plain = after.result.logs[0], before.result.logs[0]
+    assert then.first_token_s == first.first_token_s
+    drafted = next(index for index, count in enumerate(log.drafted) if count)
+    waited = 100 + sum(log.num_requests[:drafted])
+    assert log.duration_us[drafted] == pytest.approx(plain.duration_us[drafted] + 40 * (waited - 1), abs=1e-6)
+    # The same decisions: nobody is told what absorbing took.
+    assert log.drafts == plain.drafts
+    gathered = [i for i, more in enumerate(np.subtract(log.duration_us, plain.duration_us)) if more > 1e-6]
+    assert all(log.drafted[index] for index in gathered)

@@ -22,15 +22,17 @@ struct RowTally {
     int64_t rounds, emitted, verified;
 };
 
-//! Drafts of all rows in one round.
+//! Drafts of all rows in one round, and tokens that drafters' contexts absorb in it beyond the one of each row that
+//! drafts.
 struct RoundTally {
-    int64_t verified, accepted;
+    int64_t verified, accepted, backlog;
 };
 
 //! Rows 0 .. R - 1; into the hole of one that leaves the last moves, as in a session's slot table.
 class SimulatedRows {
 public:
-    explicit SimulatedRows(RecordedBlocks const& blocks) : blocks_(blocks) {}
+    //! A row that does not draft absorbs what waits once that is `most_waiting` tokens, at least 1: 1 = in every round.
+    SimulatedRows(RecordedBlocks const& blocks, int64_t most_waiting) : blocks_(blocks), most_waiting_(most_waiting) {}
 
     int64_t size() const { return static_cast<int64_t>(rows_.size()); }
     RecordedBlocks const& blocks() const { return blocks_; }
@@ -39,8 +41,10 @@ public:
     //! Drafts a row may verify: behind them it emits one token more.
     int64_t cap(int64_t row, int64_t most) const { return std::min(at(row).left - 1, most); }
 
-    //! Add a row that may emit `left` tokens, at least 1.
-    void join(int64_t block, int64_t left) { rows_.push_back({block, left, left, 0, rounds_}); }
+    //! Add a row that may emit `left` tokens, at least 1; of its prompt `waiting` are not absorbed.
+    void join(int64_t block, int64_t left, int64_t waiting) {
+        rows_.push_back({block, left, left, 0, waiting, rounds_});
+    }
 
     RowTally leave(int64_t row) {
         Row const gone = at(row);
@@ -53,10 +57,12 @@ public:
 
     //! Let every row emit what a round gives it and go on to its next block.
     //!
-    //! `verify_len` [R] is null where nothing was drafted: then a block that is not of a token is met again. `accepted`
-    //! [R] gets the drafts accepted of each, `ended` the rows that have emitted all they may, in order.
-    RoundTally advance(int64_t const* verify_len, int64_t* accepted, std::vector<int64_t>* ended) {
-        RoundTally tally = {0, 0};
+    //! `verify_len` [R] is null where nothing was drafted: then a block that is not of a token is met again. `drafting`
+    //! [R] is above 0 where a row drafts; null where none does. `accepted` [R] gets the drafts accepted of each, `ended`
+    //! the rows that have emitted all they may, in order.
+    RoundTally advance(int64_t const* verify_len, int64_t const* drafting, int64_t* accepted,
+                       std::vector<int64_t>* ended) {
+        RoundTally tally = {0, 0, 0};
         ++rounds_;
         for (int64_t i = 0; i < size(); ++i) {
             Row* const row = &rows_[static_cast<size_t>(i)];
@@ -67,6 +73,12 @@ public:
             } else if (verify_len) {
                 row->block = blocks_.following[row->block];
             }
+            bool const drafts = drafting && drafting[i] > 0;
+            if (drafts || row->waiting >= most_waiting_) {
+                tally.backlog += std::max<int64_t>(row->waiting - drafts, 0);
+                row->waiting = 0;
+            }
+            row->waiting += kept + 1;
             row->left -= kept + 1;
             row->verified += verified;
             accepted[i] = kept;
@@ -80,12 +92,14 @@ public:
 private:
     struct Row {
         int64_t block, left, first_left, verified;
+        int64_t waiting;  // tokens emitted, or of the prompt, that the drafter's context has not absorbed
         int64_t joined;  // number of the round before its first
     };
 
     Row const& at(int64_t row) const { return rows_[static_cast<size_t>(row)]; }
 
     RecordedBlocks blocks_;
+    int64_t most_waiting_;
     std::vector<Row> rows_;
     int64_t rounds_ = 0;
 };
