@@ -10,7 +10,8 @@ every policy. The rate is that of the first tokens, as many as all requests but 
 free slot finds a next request, and the work is the same for all. How long the last ones take alone says nothing about
 this concurrency. Next to the clock stands processor time, from which others on the machine take less.
 
-Sessions live through the whole sweep, as a server's would. Runs are appended to D/runs.jsonl: started again with the
+Sessions live through the whole sweep, as a server's would, each over an engine of its own: what it has cached must
+still be there at its next turn. Runs are appended to D/runs.jsonl: started again with the
 same arguments the sweep goes on where it stopped. `--report_only` prints what the runs so far say.
 
 Writes D/sweep.json (also what simulated_vs_measured.py reads), D/sweep.md and D/sweep.svg. Run it on an idle machine.
@@ -52,9 +53,10 @@ logger = logging.getLogger("load_sweep")
 
 
 class AbsorbClock:
-    """Time an engine takes to absorb features into the drafter's context, for whoever runs."""
+    """Time an engine takes to absorb features into the drafter's context."""
 
     def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self.seconds = 0.0
         self._absorb = engine.absorb
         engine.absorb = self.absorb  # type: ignore[method-assign]
@@ -68,7 +70,7 @@ class AbsorbClock:
 
 @dataclass(slots=True)
 class Policy:
-    """A policy and the session that keeps what it learns; the engine's clock is everybody's."""
+    """A policy, the session that keeps what it learns, and the clock of its engine."""
 
     name: str
     session: Session
@@ -144,9 +146,11 @@ def measure(args: argparse.Namespace, runs_file: Path) -> None:
 
 
 def make_policies(args: argparse.Namespace) -> list[Policy]:
-    engine = load_engine(args.engine_dir, num_threads=args.num_threads, verify_hashes=False)
+    def load() -> Engine:
+        return load_engine(args.engine_dir, num_threads=args.num_threads, verify_hashes=False)
+
     directory = open_engine_dir(args.engine_dir, verify_hashes=False)
-    absorbing = AbsorbClock(engine)
+    engine = load()
     tokenizer, calibration = Tokenizer.open(directory), load_calibration(directory)
     table = load_cost_table(directory, engine, num_threads=args.num_threads)
     if table is None:
@@ -154,17 +158,21 @@ def make_policies(args: argparse.Namespace) -> list[Policy]:
         table = measure_cost_table(engine)
         check_cost_table(table)
         table = make_monotone(table)
+    engine.close()
 
-    def session(name: str, *, calibrated: bool) -> Session:
+    def policy(name: str, *, calibrated: bool) -> Policy:
         used = calibration if calibrated else None
-        return Session(engine, tokenizer, speculation=name, cost_table=table, calibration=used)
+        # Every session begins at slot 0: of one engine the next turn would write over what this one has cached.
+        engine = load()
+        session = Session(engine, tokenizer, speculation=name, cost_table=table, calibration=used)
+        return Policy(name, session, calibrated, AbsorbClock(engine))
 
-    policies = [Policy(name, session(name, calibrated=True), True, absorbing) for name in args.policies.split(",")]
+    policies = [policy(name, calibrated=True) for name in args.policies.split(",")]
     if calibration is None:
         logger.warning("no calibration.json: everything runs uncalibrated; trtllm-dspark calibrate writes one")
         return policies
     names = [name for name in args.uncalibrated.split(",") if name]
-    return policies + [Policy(name, session(name, calibrated=False), False, absorbing) for name in names]
+    return policies + [policy(name, calibrated=False) for name in names]
 
 
 def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:

@@ -2,16 +2,22 @@
 
 Usage: simulated_vs_measured.py --engine_dir E --prompts_file F.jsonl [--sweep S.json] [--output V.json] [--svg V.svg]
 
-1. profiles the engine (unless --keep_profile), 2. records on the prompts which drafts the target accepts, 3. times what
-a session does beside its passes and what prompts take (simulation_costs.py), 4. measures every policy at every
-concurrency, interleaved, `--repeats` times, or reads what load_sweep.py measured (--sweep D/sweep.json, whose runs are
-simulated one by one, prompt by prompt), 5. simulates the same runs, 6. prints both. Run it on an idle machine; after a
-sweep with --keep_profile, so that both know the same times.
+1. profiles the engine (unless --keep_profile): by this table the sessions decide. 2. records on the prompts which
+drafts the target accepts. 3. measures every policy at every concurrency `--repeats` times as load_sweep.py does:
+policies take turns of a quarter of a second, on prompts of all domains, others in each repeat. Before, between and
+after the repeats it times the passes anew, and what a session takes beside them and for prompts (simulation_costs.py):
+a machine may drift by a factor within the hour. 4. simulates the very same runs, prompt by prompt, with the means of
+these times. The simulated controller knows the mean table too, where the real one corrects the older one by what it
+observes. 5. prints both.
+
+With --sweep D/sweep.json the runs are those that load_sweep.py has measured, the table is the directory's, and the
+other times are taken once: right after the sweep, with --keep_profile. Run either on an idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import logging
@@ -19,25 +25,33 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from load_sweep import num_prompts, output_tokens
-from simulation_costs import session_costs
+from load_sweep import Policy as Turns
+from load_sweep import make_policies, num_prompts, output_tokens, run_in_turns
+from simulation_costs import PROMPT_GROUPS, SessionCosts, session_costs
 
 from trtllm_dspark.cli._acceptance_output import DEFAULT_DOMAIN, record_acceptance
 from trtllm_dspark.cli._prompts import Prompt, encode_prompt, read_prompts
 from trtllm_dspark.cli.main import main as command
+from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.reports.svg import COLOURS, Series, line_plot
 from trtllm_dspark.runtime import Request, SamplingParams, Session
-from trtllm_dspark.runtime.closed_loop import run_closed_loop
+from trtllm_dspark.runtime.proposers import own_proposer
+from trtllm_dspark.runtime.scheduling import load_cost_table
+from trtllm_dspark.runtime.stats import SessionStats
+from trtllm_dspark.runtime.timing import PassTimer
 from trtllm_dspark.simulate.acceptance import AcceptanceProfile
 from trtllm_dspark.simulate.scenario import Scenario, Simulator
 from trtllm_dspark.simulate.server import Policy, Server
 from trtllm_dspark.simulate.server_file import Overrides, load_server
+from trtllm_dspark.simulate.times import LookupTable
 from trtllm_dspark.simulate.traffic import Arrival, Process, Traffic
+from trtllm_dspark.speculation import CostTable, measure_cost_table
+from trtllm_dspark.speculation.cost_table import make_monotone
 
 POLICIES = "off,fixed:3,fixed:7,threshold:0.3,adaptive"
 
@@ -73,37 +87,6 @@ class Simulated:
     accepted_len: float
 
 
-def measure(
-    session: Session, requests: Sequence[Request], policies: Sequence[str], users: Sequence[int], repeats: int
-) -> list[Cell]:
-    """Return the cells; policies take turns so that a busy moment hits all of them."""
-    sessions = {policy: session.sibling(speculation=policy) for policy in policies}
-    rates: dict[tuple[str, int], list[float]] = {cell: [] for cell in itertools.product(policies, users)}
-    rounds = {cell: [0, 0, 0.0, 0] for cell in rates}
-    for policy in policies:
-        list(run_closed_loop(sessions[policy], requests[: max(users)], batch_size=max(users)))
-    for repeat, count in itertools.product(range(repeats), users):
-        order = [policies[(repeat + index) % len(policies)] for index in range(len(policies))]
-        for policy in order:
-            stats, counts = sessions[policy].stats, rounds[policy, count]
-            before = stats.round_s, stats.rounds
-            started, tokens = time.perf_counter(), 0
-            for output in run_closed_loop(sessions[policy], requests, batch_size=count):
-                if output.finished:
-                    tokens += output.stats.num_output_tokens
-                    counts[0] += output.stats.acceptance.emitted
-                    counts[1] += output.stats.acceptance.rounds
-            rates[policy, count].append(tokens / (time.perf_counter() - started))
-            counts[2] += stats.round_s - before[0]
-            counts[3] += stats.rounds - before[1]
-            print(f"{policy} at {count}: {rates[policy, count][-1]:.1f} tokens/s", file=sys.stderr, flush=True)
-    return [
-        Cell.of(*cell, values, emitted / verified if verified else None, 1e3 * seconds / count)
-        for cell, values in rates.items()
-        for emitted, verified, seconds, count in [rounds[cell]]
-    ]
-
-
 @dataclass(frozen=True)
 class Load:
     """One run of a session: requests of `users` at once, and the repeat it counts for."""
@@ -112,6 +95,97 @@ class Load:
     users: int
     arrivals: tuple[Arrival, ...]
     domain: str = ""
+
+
+class Times:
+    """What a simulation needs of the machine, measured whenever it is asked for.
+
+    Args:
+        measuring: a policy whose engine nobody uses meanwhile.
+        policies: to time sessions under.
+        requests: prompts to time, others each time.
+    """
+
+    def __init__(self, measuring: Turns, policies: Sequence[str], requests: Sequence[Request]) -> None:
+        self._measuring, self._policies, self._requests = measuring, policies, list(requests)
+        self._tables: list[CostTable] = []
+        self._costs: list[dict[str, SessionCosts]] = []
+
+    def measure(self, *, passes: bool) -> None:
+        """Time sessions once more, and the passes, as `profile` does."""
+        absorbing = self._measuring.absorbing
+        with phase("times of a session"):
+            costs = session_costs(self._measuring.session, absorbing, self._policies, self._requests)
+        self._costs.append(costs)
+        used = sum(PROMPT_GROUPS) % len(self._requests)
+        self._requests = self._requests[used:] + self._requests[:used]
+        if passes:
+            with phase("times of passes"):
+                table = measure_cost_table(absorbing.engine)
+            make = own_proposer(absorbing.engine.limits)
+            if make is not None:
+                table = make(absorbing.engine, "rejection", PassTimer(SessionStats(0))).costs(table)
+            self._tables.append(make_monotone(table))
+
+    def costs(self) -> dict[str, SessionCosts]:
+        """Return the means by policy."""
+        return {policy: SessionCosts.mean([found[policy] for found in self._costs]) for policy in self._policies}
+
+    def table(self) -> CostTable | None:
+        """Return the means by shape; None where passes were not timed."""
+        if not self._tables:
+            return None
+        first, tables = self._tables[0], self._tables
+        verify = {shape: statistics.mean(table.verify_us[shape] for table in tables) for shape in first.verify_us}
+        draft = {shape: statistics.mean(table.draft_us[shape] for table in tables) for shape in first.draft_us}
+        return CostTable(verify, draft, first.token_sizes)
+
+
+def measure(
+    policies: Sequence[Turns], requests: Sequence[Request], loads: Sequence[Load], max_tokens: int, times: Times
+) -> list[Cell]:
+    """Return the cells of the loads, whose arrivals are those of requests; policies take turns.
+
+    Args:
+        policies: sessions, each over an engine of its own.
+        requests: prompts by the number behind the slash of an arrival's domain.
+        loads: by repeat.
+        max_tokens: of a request on average.
+        times: measured before, between and after the repeats.
+    """
+    for policy in policies:
+        run_in_turns([policy], [requests[0].prompt_token_ids], 1, 8)
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {
+        (policy.name, load.users): [] for policy in policies for load in loads
+    }
+    times.measure(passes=True)
+    for repeat, group in itertools.groupby(loads, key=lambda load: load.repeat):
+        for turn, load in enumerate(group):
+            order = [policies[(repeat + turn + index) % len(policies)] for index in range(len(policies))]
+            prompts = [requests[_number(arrival)].prompt_token_ids for arrival in load.arrivals]
+            with phase(f"repeat {repeat + 1}, {load.users} at once"):
+                results = run_in_turns(order, prompts, load.users, max_tokens)
+            for policy, result in zip(order, results, strict=True):
+                found[policy.name, load.users].append(result)
+        times.measure(passes=True)
+    return [_cell(*place, results) for place, results in found.items()]
+
+
+def _cell(policy: str, users: int, results: Sequence[Mapping[str, Any]]) -> Cell:
+    total = {name: sum(result[name] for result in results) for name in ("emitted", "verify_rounds", "rounds")}
+    round_ms = sum(result["round_ms"] * result["rounds"] for result in results) / total["rounds"]
+    accepted_len = total["emitted"] / total["verify_rounds"] if total["verify_rounds"] else None
+    return Cell.of(
+        policy, users, [result["whole_tokens"] / result["whole_seconds"] for result in results], accepted_len, round_ms
+    )
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Print how long something takes."""
+    started = time.perf_counter()
+    yield
+    print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
 
 
 def simulate(
@@ -161,13 +235,32 @@ def sweep_loads(runs: Sequence[Mapping[str, Any]], prompts: Sequence[Arrival], m
             raise SystemExit(
                 f"the sweep has prompts of '{domain}' and --prompts_file has none; give the sweep's own file"
             )
-        mine, size = by_domain[domain], num_prompts(users)
-        chosen = tuple(
-            replace(mine[(repeat * size + index) % len(mine)], output_tokens=output_tokens(index, max_tokens))
-            for index in range(size)
-        )
-        loads.append(Load(repeat, users, chosen, domain))
+        loads.append(drawn(by_domain[domain], repeat, users, max_tokens, domain))
     return loads
+
+
+def mixed_loads(prompts: Sequence[Arrival], users: Sequence[int], repeats: int, max_tokens: int) -> list[Load]:
+    """Return loads of all domains in turn, other prompts in each repeat."""
+    by_domain: dict[str, list[Arrival]] = {}
+    for arrival in prompts:
+        by_domain.setdefault(arrival.domain.rpartition("/")[0], []).append(arrival)
+    mixed = [entry for row in itertools.zip_longest(*by_domain.values()) for entry in row if entry is not None]
+    return [drawn(mixed, repeat, count, max_tokens) for repeat in range(repeats) for count in users]
+
+
+def drawn(prompts: Sequence[Arrival], repeat: int, users: int, max_tokens: int, domain: str = "") -> Load:
+    """Return the prompts and lengths that load_sweep.py takes in one repeat of a cell."""
+    size = num_prompts(users)
+    chosen = tuple(
+        replace(prompts[(repeat * size + index) % len(prompts)], output_tokens=output_tokens(index, max_tokens))
+        for index in range(size)
+    )
+    return Load(repeat, users, chosen, domain)
+
+
+def _number(arrival: Arrival) -> int:
+    """Return which prompt it is: main() makes each a domain of its own."""
+    return int(arrival.domain.rpartition("/")[2])
 
 
 def read_sweep(raw: Mapping[str, Any]) -> list[Cell]:
@@ -190,13 +283,21 @@ def read_sweep(raw: Mapping[str, Any]) -> list[Cell]:
 
 
 def compare(cells: Sequence[Cell], simulated: Mapping[tuple[str, int], Simulated]) -> dict[str, Any]:
-    """Return rows, the largest error, and rankings of separable measured cells that the simulation turns round."""
+    """Return rows, the largest error, and rankings of separable measured cells that the simulation turns round.
+
+    A row has the errors of the rate and of its ratio to `off` at the same users, None where that was not measured.
+    """
     rows, turned, pairs = [], [], 0
     for cell in cells:
         found = simulated[cell.policy, cell.users]
+        plain = next((other for other in cells if (other.policy, other.users) == ("off", cell.users)), None)
+        over_off = None
+        if plain is not None:
+            over_off = found.rate / simulated["off", cell.users].rate * plain.median / cell.median - 1
         rows.append({"policy": cell.policy, "users": cell.users, "measured": round(cell.median, 1),
                      "low": round(cell.low, 1), "high": round(cell.high, 1), "simulated": round(found.rate, 1),
                      "error": round(found.rate / cell.median - 1, 4),
+                     "error_over_off": None if over_off is None else round(over_off, 4),
                      "measured_accepted_len": None if cell.accepted_len is None else round(cell.accepted_len, 3),
                      "simulated_accepted_len": round(found.accepted_len, 3), "round_ms": cell.round_ms})  # fmt: skip
     for first, second in itertools.permutations(cells, 2):
@@ -238,11 +339,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine_dir", type=Path, required=True)
     parser.add_argument("--prompts_file", type=Path, required=True)
     parser.add_argument("--num_threads", type=int, default=2)
-    parser.add_argument("--max_tokens", type=int, default=64)
-    parser.add_argument("--max_prompts", type=int, default=24)
+    parser.add_argument("--max_tokens", type=int, default=40, help="of a request on average")
+    parser.add_argument("--max_prompts", type=int, default=48, help="all that two repeats at eight take")
     parser.add_argument("--policies", default=POLICIES)
     parser.add_argument("--users", default="1,2,4,8")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--raw", action="store_true", help="prompts as they are, without the chat template")
     parser.add_argument("--keep_profile", action="store_true", help="use the cost_table.json that is there")
     parser.add_argument("--sweep", type=Path, help="cells measured by load_sweep.py")
@@ -250,51 +351,67 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--svg", type=Path)
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.ERROR)
-    sweep = None
+    sweep, cells = None, list[Cell]()
+    policies, users, mean_tokens = (
+        args.policies.split(","),
+        [int(part) for part in args.users.split(",")],
+        args.max_tokens,
+    )
     if args.sweep:
         sweep = json.loads(args.sweep.read_text(encoding="utf-8"))
-        mean_tokens = int(sweep["facts"]["max_tokens"])
-        args.max_tokens, args.max_prompts = max(output_tokens(index, mean_tokens) for index in range(5)), 10**6
+        mean_tokens, args.max_prompts = int(sweep["facts"]["max_tokens"]), 10**6
+        cells = [cell for cell in read_sweep(sweep) if cell.policy in policies and cell.users in users]
+        if not cells:
+            raise SystemExit(f"{args.sweep} has no cell of --policies {args.policies} at --users {args.users}")
+        policies = list(dict.fromkeys(cell.policy for cell in cells))
+    args.max_tokens = max(output_tokens(index, mean_tokens) for index in range(5))
     if not args.keep_profile:
         flags = ["--engine_dir", str(args.engine_dir), "--num_threads", str(args.num_threads), "--log_level", "error"]
-        if command(["profile", *flags]):
-            return 1
+        with phase("profile"):
+            if command(["profile", *flags]):
+                return 1
     prompts = spread(read_prompts(args.prompts_file), args.max_prompts)
     prompts = [replace(p, domain=f"{p.domain or DEFAULT_DOMAIN}/{index}") for index, p in enumerate(prompts)]
-    profile = record(args, prompts)
-    policies, users = args.policies.split(","), [int(part) for part in args.users.split(",")]
-    session = Session.open(args.engine_dir, num_threads=args.num_threads, speculation="off")
+    with phase("acceptance"):
+        profile = record(args, prompts)
+    args.uncalibrated = ""
+    opened = open_policies(args, ["off"])
     try:
-        if session.cost_table is None:
+        (measuring,) = opened
+        directory, engine = open_engine_dir(args.engine_dir, verify_hashes=False), measuring.absorbing.engine
+        if load_cost_table(directory, engine, num_threads=args.num_threads) is None:
             raise SystemExit(f"{args.engine_dir} has no cost table of this machine; run without --keep_profile")
-        requests = [encode(session, prompt, args) for prompt in prompts]
+        requests = [encode(measuring.session, prompt, args) for prompt in prompts]
+        arrivals = [
+            Arrival(0.0, len(request.prompt_token_ids), args.max_tokens, prompt.domain or "")
+            for request, prompt in zip(requests, prompts, strict=True)
+        ]
+        times = Times(measuring, policies, requests)
         if sweep is not None:
-            cells = [cell for cell in read_sweep(sweep) if cell.policy in policies and cell.users in users]
-            if not cells:
-                raise SystemExit(f"{args.sweep} has no cell of --policies {args.policies} at --users {args.users}")
-            policies = list(dict.fromkeys(cell.policy for cell in cells))
+            loads = sweep_loads(sweep["runs"], arrivals, mean_tokens)
+            times.measure(passes=False)
         else:
-            cells = measure(session, requests, policies, users, args.repeats)
-        costs = session_costs(session, policies, requests)
+            loads = mixed_loads(arrivals, users, args.repeats, mean_tokens)
+            opened += open_policies(args, policies)
+            cells = measure(opened[1:], requests, loads, mean_tokens, times)
     finally:
-        session.close()
-    arrivals = [
-        Arrival(0.0, len(request.prompt_token_ids), args.max_tokens, prompt.domain or "")
-        for request, prompt in zip(requests, prompts, strict=True)
-    ]
-    if sweep is not None:
-        loads = sweep_loads(sweep["runs"], arrivals, int(sweep["facts"]["max_tokens"]))
-    else:
-        loads = [Load(repeat, count, tuple(arrivals)) for repeat in range(args.repeats) for count in users]
+        for policy in opened:
+            policy.session.close()
+    costs, table = times.costs(), times.table()
     server = load_server(str(args.engine_dir), Overrides())
-    simulated = simulate(lambda policy: costs[policy].apply(server), profile, policies, loads)
+    if table is not None:
+        server = replace(server, table=LookupTable.of(table))
+    with phase("simulation"):
+        simulated = simulate(lambda policy: costs[policy].apply(server), profile, policies, loads)
     result = compare(cells, simulated)
-    columns = ("policy", "requests at once", "measured tokens/s (range)", "simulated", "error", "tokens a round: both")
+    columns = ("policy", "requests at once", "measured tokens/s (range)", "simulated", "error",
+               "error of the rate over `off`", "tokens a round: both")  # fmt: skip
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for row in result["rows"]:
+        over_off = "" if row["error_over_off"] is None else f"{row['error_over_off']:+.1%}"
         print(
             f"| {row['policy']} | {row['users']} | {row['measured']} ({row['low']}-{row['high']}) "
-            f"| {row['simulated']} | {row['error']:+.1%} "
+            f"| {row['simulated']} | {row['error']:+.1%} | {over_off} "
             f"| {row['measured_accepted_len'] or 1.0:.2f}, {row['simulated_accepted_len']:.2f} |"
         )
     print(
@@ -309,6 +426,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.svg:
         args.svg.write_text(plot(cells, simulated))
     return 0
+
+
+def open_policies(args: argparse.Namespace, names: Sequence[str]) -> list[Turns]:
+    """Return sessions under these policies, each over an engine of its own."""
+    return make_policies(argparse.Namespace(**{**vars(args), "policies": ",".join(names)}))
 
 
 def spread(prompts: Sequence[Prompt], most: int) -> list[Prompt]:

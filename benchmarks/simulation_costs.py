@@ -5,14 +5,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
+from load_sweep import AbsorbClock
 
 from trtllm_dspark.runtime import Request, Session
 from trtllm_dspark.simulate.server import Server
 
-PROMPT_GROUPS = (1, 1, 1, 2, 4)
+PROMPT_GROUPS = (1, 1, 1, 2, 4, 1, 1, 1, 2, 4)
 """Prompts that are prefilled together, in turn."""
 MANY = 8
 
@@ -26,12 +27,23 @@ class SessionCosts:
         request_us: more for every decoding request.
         token_us: more for every token of its decoding rows: choosing tokens among logits.
         prompt_us: of a round of prompts alone, and more for every token of them.
+        absorb_us: of absorbing a token of a prompt into the drafter's context, where there is one.
     """
 
     round_us: float
     request_us: float
     token_us: float
     prompt_us: tuple[float, float]
+    absorb_us: float
+
+    @staticmethod
+    def mean(costs: Sequence[SessionCosts]) -> SessionCosts:
+        """Return the mean of what was measured several times."""
+        means = [
+            np.mean([getattr(entry, field.name) for entry in costs], axis=0).tolist() for field in fields(SessionCosts)
+        ]
+        round_us, request_us, token_us, prompt_us, absorb_us = means
+        return SessionCosts(round_us, request_us, token_us, tuple(prompt_us), absorb_us)
 
     def apply(self, server: Server) -> Server:
         """Return a server that takes these times."""
@@ -41,58 +53,70 @@ class SessionCosts:
             host_request_us=self.request_us,
             host_token_us=self.token_us,
             prefill_us=(self.prompt_us[0] - self.round_us, self.prompt_us[1]),
+            absorb_us=self.absorb_us,
         )
 
 
-def session_costs(session: Session, policies: Sequence[str], requests: Sequence[Request]) -> dict[str, SessionCosts]:
+def session_costs(
+    session: Session, absorbing: AbsorbClock, policies: Sequence[str], requests: Sequence[Request]
+) -> dict[str, SessionCosts]:
     """Time every policy at one and at eight requests at once, and prompts of several lengths.
 
     Args:
         session: over the engine, with a cost table.
+        absorbing: clock of that engine.
         policies: as `--speculation` takes them.
-        requests: of equal `max_tokens`.
+        requests: of equal `max_tokens`; prompts that the engine has not met, `sum(PROMPT_GROUPS)` of them at best.
     """
+    drafts = [policy for policy in policies if policy != "off"]
+    # A fixed length absorbs a prompt in the prompt's own round, where the clock tells one from the other.
+    prompt_us, absorb_us = prompt_costs(
+        session.sibling(speculation="fixed:1" if drafts else "off"), absorbing, requests
+    )
     counts = tuple(dict.fromkeys((1, min(MANY, session.limits.max_batch_size))))
     choosing = _line([(count, _rounds(session, "off", requests, count)[1]) for count in counts])
-    prompts: dict[bool, tuple[float, float]] = {}
     costs = {}
     for policy in policies:
         beside = _line([(count, _rounds(session, policy, requests, count)[0]) for count in counts])
-        # What drafts keeps the drafter's context of a prompt too.
-        drafts = policy != "off"
-        if drafts not in prompts:
-            prompts[drafts] = prompt_line(session.sibling(speculation=policy), requests)
-        costs[policy] = SessionCosts(beside[0] + choosing[0], beside[1], choosing[1], prompts[drafts])
+        absorbs = absorb_us if policy in drafts else 0.0
+        costs[policy] = SessionCosts(beside[0] + choosing[0], beside[1], choosing[1], prompt_us, absorbs)
     return costs
 
 
-def prompt_line(session: Session, requests: Sequence[Request]) -> tuple[float, float]:
-    """Return microseconds of a round over prompts alone: of any, and more for every token.
+def prompt_costs(
+    session: Session, absorbing: AbsorbClock, requests: Sequence[Request]
+) -> tuple[tuple[float, float], float]:
+    """Return microseconds of a round over prompts alone, of any and more for every token; and of absorbing a token.
 
-    Every round is timed three times, since the first pass of a shape allocates, and the fastest counts. The slope is
-    the median over pairs of rounds that differ by a fifth of their tokens at least.
+    Each is a median over rounds: the slope over pairs of rounds that differ by a fifth of their tokens at least.
     """
-    points: list[tuple[int, float]] = []
-    queue = list(requests)
+    # Every prompt once: a server hardly ever meets the same lengths again, and what a pass allocates for lengths that
+    # it has not met is a part of its time.
+    turn, points, absorbed_us = 0, list[tuple[int, float]](), list[float]()
     for size in PROMPT_GROUPS:
-        group = [queue[index % len(queue)] for index in range(size)]
-        queue = queue[size % len(queue) :] + queue[: size % len(queue)]
-        taken = [_prompt_rounds(session, group) for _ in range(3)]
-        points += [min(times, key=lambda point: point[1]) for times in zip(*taken, strict=True)]
+        group = [requests[(turn + index) % len(requests)] for index in range(size)]
+        turn += size
+        for tokens, round_us, absorb_us in _prompt_rounds(session, absorbing, group):
+            points.append((tokens, round_us - absorb_us))
+            absorbed_us.append(absorb_us / tokens)
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a in points for b in points if b[0] > 1.2 * a[0]]
     slope = max(0.0, statistics.median(slopes)) if slopes else 0.0
-    return max(0.0, statistics.median(us - slope * tokens for tokens, us in points)), slope
+    constant = max(0.0, statistics.median(us - slope * tokens for tokens, us in points))
+    return (constant, slope), statistics.median(absorbed_us)
 
 
-def _prompt_rounds(session: Session, group: Sequence[Request]) -> list[tuple[int, float]]:
-    """Return tokens and microseconds of every round that a group of prompts takes."""
+def _prompt_rounds(
+    session: Session, absorbing: AbsorbClock, group: Sequence[Request]
+) -> list[tuple[int, float, float]]:
+    """Return tokens, microseconds and those of absorbing of every round that a group of prompts takes."""
     for index, request in enumerate(group):
         session.add(replace(request, request_id=str(index), params=replace(request.params, max_tokens=1)))
     points = []
     while session.has_unfinished():
-        before, started = session.stats.prompt_tokens, time.perf_counter()
+        before, absorbed_s, started = session.stats.prompt_tokens, absorbing.seconds, time.perf_counter()
         session.step()
-        points.append((session.stats.prompt_tokens - before, 1e6 * (time.perf_counter() - started)))
+        round_us = 1e6 * (time.perf_counter() - started)
+        points.append((session.stats.prompt_tokens - before, round_us, 1e6 * (absorbing.seconds - absorbed_s)))
     return points
 
 

@@ -58,7 +58,9 @@ def flags(engine_dir: Path, prompts: Path, output: Path) -> list[str]:
     ]
 
 
-def test_measured_here(comparison: ModuleType, engine_dir: Path, prompts: Path, tmp_path: Path) -> None:
+def test_measured_here(
+    comparison: ModuleType, engine_dir: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output, svg = tmp_path / "o.json", tmp_path / "o.svg"
     assert comparison.main([*flags(engine_dir, prompts, output), "--repeats", "2", "--svg", str(svg)]) == 0
     result = json.loads(output.read_text())
@@ -67,6 +69,15 @@ def test_measured_here(comparison: ModuleType, engine_dir: Path, prompts: Path, 
     ]
     assert all(row["measured"] > 0 and row["simulated"] > 0 for row in result["rows"])
     assert "fixed:3, simulated" in svg.read_text()
+    off, fixed = result["rows"][0], result["rows"][2]
+    foretold = fixed["simulated"] / off["simulated"]
+    assert fixed["error_over_off"] == pytest.approx(foretold / (fixed["measured"] / off["measured"]) - 1, abs=0.01)
+    assert off["error_over_off"] == 0
+    # Greedy texts are those that were recorded, whoever has had a turn in between.
+    for row in result["rows"][:4]:
+        assert row["measured_accepted_len"] == pytest.approx(row["simulated_accepted_len"], rel=0.02)
+    assert result["costs"]["off"]["absorb_us"] == 0 < result["costs"]["fixed:3"]["absorb_us"]
+    assert "repeat 2, 2 at once: " in capsys.readouterr().err
 
 
 def test_measured_by_the_sweep(comparison: ModuleType, engine_dir: Path, prompts: Path, tmp_path: Path) -> None:
@@ -114,3 +125,27 @@ def test_loads_are_the_runs_of_the_sweep(comparison: ModuleType) -> None:
     taken = [[int(arrival.domain.partition("/")[2]) for arrival in load.arrivals] for load in loads]
     assert taken == [[0, 1, 2, 3], [*range(6)] * 4, [0, 1, 2, 3], [4, 5, 0, 1]]
     assert [arrival.output_tokens for arrival in loads[0].arrivals] == [20, 50, 30, 60]
+
+
+def test_loads_mix_domains_and_take_other_prompts_in_each_repeat(comparison: ModuleType) -> None:
+    arrivals = [comparison.Arrival(0.0, 3, 4, f"{name}/{index}") for index, name in enumerate(["m"] * 6 + ["c"] * 6)]
+    loads = comparison.mixed_loads(arrivals, [1, 2], 2, 40)
+    assert [(load.repeat, load.users, len(load.arrivals)) for load in loads] == [
+        (0, 1, 4),
+        (0, 2, 6),
+        (1, 1, 4),
+        (1, 2, 6),
+    ]
+    taken = [[int(arrival.domain.partition("/")[2]) for arrival in load.arrivals] for load in loads]
+    assert taken == [[0, 6, 1, 7], [0, 6, 1, 7, 2, 8], [2, 8, 3, 9], [3, 9, 4, 10, 5, 11]]
+    assert [arrival.output_tokens for arrival in loads[1].arrivals] == [20, 50, 30, 60, 40, 20]
+
+
+def test_times_are_means(comparison: ModuleType) -> None:
+    times = comparison.Times(None, ["off"], [])
+    times._tables = [
+        CostTable({VerifyShape(1, 1, 1, 128): us}, {DraftShape(1, 128): 2 * us}, (1, 8)) for us in (100.0, 400.0)
+    ]
+    times._costs = [{"off": comparison.SessionCosts(us, 2.0, 3.0, (us, 5.0), 6.0)} for us in (1.0, 2.0)]
+    assert times.table() == CostTable({VerifyShape(1, 1, 1, 128): 250.0}, {DraftShape(1, 128): 500.0}, (1, 8))
+    assert times.costs() == {"off": comparison.SessionCosts(1.5, 2.0, 3.0, (1.5, 5.0), 6.0)}
