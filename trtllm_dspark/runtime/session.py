@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -42,6 +43,9 @@ from trtllm_dspark.speculation.controller import FixedCalibrator, LoadLimits
 from trtllm_dspark.speculation.shares import FairShares
 
 logger = logging.getLogger(__name__)
+
+_LAST_SESSIONS: dict[int, tuple[weakref.ref[Engine], weakref.ref[Session]]] = {}
+"""By an engine's identity: the session that last added a request to it, whose caches are in its slots."""
 
 
 class Session:
@@ -276,9 +280,11 @@ class Session:
         Raises:
             RequestError: the engine cannot serve it, or its id is in use.
             DeviceError: the engine has failed.
+            RuntimeError: another session over this engine has unfinished requests, whose caches would be overwritten.
         """
         if self._failure is not None:
             raise DeviceError(f"the engine has failed ({self._failure}); open it again")
+        self._take_engine()
         if request.request_id in self._requests:
             raise RequestError(
                 f"request id '{request.request_id}' is in use; choose another", code="duplicate_request_id"
@@ -299,6 +305,21 @@ class Session:
         self._rounds.check(request.params, 0 if active.banned_tokens is None else active.banned_tokens.size)
         self._requests[request.request_id] = active
         self._batcher.add(active)
+
+    def _take_engine(self) -> None:
+        engine = self._engine
+        known, session = _LAST_SESSIONS.get(id(engine), (None, None))
+        other = session() if known is not None and session is not None and known() is engine else None
+        if other is self:
+            return
+        if other is not None and other._requests:
+            raise RuntimeError(
+                f"another session over this engine has {len(other._requests)} unfinished requests; finish or cancel "
+                "them first, or load the engine a second time"
+            )
+        key = id(engine)
+        known = weakref.ref(engine, lambda _: _LAST_SESSIONS.pop(key, None))
+        _LAST_SESSIONS[key] = known, weakref.ref(self)
 
     def cancel(self, request_id: str) -> bool:
         """End a request before the next round; return whether it was unfinished."""

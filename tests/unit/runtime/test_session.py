@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -323,3 +324,24 @@ def test_step_no_slot_is_lost_over_random_traffic() -> None:
     for name, tokens in wanted.items():
         got = seen.get(name, [])
         assert got == (tokens[: len(got)] if name in cancelled else tokens)
+
+
+def test_sessions_over_one_engine_take_turns_only_between_requests() -> None:
+    """Both begin at slot 0: the second would write over what the first has cached, and its text would change."""
+    engine = FakeEngine()
+    first = Session(engine, None, speculation="fixed")
+    first.add(Request("a", [3, 1, 4], SamplingParams(max_tokens=8)))
+    first.step()
+    for second in (first.sibling(speculation="off"), Session(engine, None)):
+        with pytest.raises(RuntimeError, match="another session over this engine has 1 unfinished requests"):
+            second.add(Request("b", [2, 7], SamplingParams(max_tokens=8)))
+        assert not second.has_unfinished()
+    assert token_ids(collect_outputs(first)["a"])
+    second.add(Request("b", [2, 7], SamplingParams(max_tokens=8)))
+    assert token_ids(collect_outputs(second)["b"]) == greedy([2, 7], 8)
+    # One that was dropped, requests and all, holds nothing up.
+    second.add(Request("c", [2, 7], SamplingParams(max_tokens=8)))
+    del second
+    gc.collect()
+    first.add(Request("d", [3, 1], SamplingParams(max_tokens=8)))
+    assert token_ids(collect_outputs(first)["d"]) == greedy([3, 1], 8)
