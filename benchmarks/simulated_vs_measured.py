@@ -10,8 +10,9 @@ a machine may drift by a factor within the hour. 4. simulates the very same runs
 these times. The simulated controller knows the mean table too, where the real one corrects the older one by what it
 observes. 5. prints both.
 
-With --sweep D/sweep.json the runs are those that load_sweep.py has measured, the table is the directory's, and the
-other times are taken once: right after the sweep, with --keep_profile. Run either on an idle machine.
+With --sweep D/sweep.json the runs are those that load_sweep.py has measured, and the times beside the passes are taken
+once: right after the sweep. With --keep_profile the table is the directory's, from before the sweep; with
+--measure_again as well, the mean of that and of one measured now. Run either on an idle machine.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Times:
         self._tables: list[CostTable] = []
         self._costs: list[dict[str, SessionCosts]] = []
 
-    def measure(self, *, passes: bool) -> None:
+    def measure(self, *, passes: bool = True) -> None:
         """Time sessions once more, and the passes, as `profile` does."""
         absorbing = self._measuring.absorbing
         with phase("times of a session"):
@@ -119,23 +120,28 @@ class Times:
         self._costs.append(costs)
         used = sum(PROMPT_GROUPS) % len(self._requests)
         self._requests = self._requests[used:] + self._requests[:used]
-        if passes:
-            with phase("times of passes"):
-                table = measure_cost_table(absorbing.engine)
-            make = own_proposer(absorbing.engine.limits)
-            if make is not None:
-                table = make(absorbing.engine, "rejection", PassTimer(SessionStats(0))).costs(table)
-            self._tables.append(make_monotone(table))
+        if not passes:
+            return
+        with phase("times of passes"):
+            table = measure_cost_table(absorbing.engine)
+        make = own_proposer(absorbing.engine.limits)
+        if make is not None:
+            table = make(absorbing.engine, "rejection", PassTimer(SessionStats(0))).costs(table)
+        self._tables.append(make_monotone(table))
+
+    def know(self, table: CostTable) -> None:
+        """Let a table from before count as one of those measured here."""
+        self._tables.append(table)
 
     def costs(self) -> dict[str, SessionCosts]:
         """Return the means by policy."""
         return {policy: SessionCosts.mean([found[policy] for found in self._costs]) for policy in self._policies}
 
-    def table(self) -> CostTable | None:
-        """Return the means by shape; None where passes were not timed."""
-        if not self._tables:
-            return None
+    def table(self) -> CostTable:
+        """Return the means by shape."""
         first, tables = self._tables[0], self._tables
+        if any(set(table.verify_us) != set(first.verify_us) for table in tables):
+            raise SystemExit("the engine's cost table has other shapes than a full one; run trtllm-dspark profile")
         verify = {shape: statistics.mean(table.verify_us[shape] for table in tables) for shape in first.verify_us}
         draft = {shape: statistics.mean(table.draft_us[shape] for table in tables) for shape in first.draft_us}
         return CostTable(verify, draft, first.token_sizes)
@@ -158,7 +164,7 @@ def measure(
     found: dict[tuple[str, int], list[dict[str, Any]]] = {
         (policy.name, load.users): [] for policy in policies for load in loads
     }
-    times.measure(passes=True)
+    times.measure()
     for repeat, group in itertools.groupby(loads, key=lambda load: load.repeat):
         for turn, load in enumerate(group):
             order = [policies[(repeat + turn + index) % len(policies)] for index in range(len(policies))]
@@ -167,7 +173,7 @@ def measure(
                 results = run_in_turns(order, prompts, load.users, max_tokens)
             for policy, result in zip(order, results, strict=True):
                 found[policy.name, load.users].append(result)
-        times.measure(passes=True)
+        times.measure()
     return [_cell(*place, results) for place, results in found.items()]
 
 
@@ -347,16 +353,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--raw", action="store_true", help="prompts as they are, without the chat template")
     parser.add_argument("--keep_profile", action="store_true", help="use the cost_table.json that is there")
     parser.add_argument("--sweep", type=Path, help="cells measured by load_sweep.py")
+    parser.add_argument("--measure_again", action="store_true", help="with --sweep: average the table with a new one")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--svg", type=Path)
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.ERROR)
     sweep, cells = None, list[Cell]()
-    policies, users, mean_tokens = (
-        args.policies.split(","),
-        [int(part) for part in args.users.split(",")],
-        args.max_tokens,
-    )
+    policies, mean_tokens = args.policies.split(","), args.max_tokens
+    users = [int(part) for part in args.users.split(",")]
     if args.sweep:
         sweep = json.loads(args.sweep.read_text(encoding="utf-8"))
         mean_tokens, args.max_prompts = int(sweep["facts"]["max_tokens"]), 10**6
@@ -379,7 +383,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         (measuring,) = opened
         directory, engine = open_engine_dir(args.engine_dir, verify_hashes=False), measuring.absorbing.engine
-        if load_cost_table(directory, engine, num_threads=args.num_threads) is None:
+        known = load_cost_table(directory, engine, num_threads=args.num_threads)
+        if known is None:
             raise SystemExit(f"{args.engine_dir} has no cost table of this machine; run without --keep_profile")
         requests = [encode(measuring.session, prompt, args) for prompt in prompts]
         arrivals = [
@@ -389,7 +394,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         times = Times(measuring, policies, requests)
         if sweep is not None:
             loads = sweep_loads(sweep["runs"], arrivals, mean_tokens)
-            times.measure(passes=False)
+            times.know(known)
+            times.measure(passes=args.measure_again)
         else:
             loads = mixed_loads(arrivals, users, args.repeats, mean_tokens)
             opened += open_policies(args, policies)
@@ -398,9 +404,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for policy in opened:
             policy.session.close()
     costs, table = times.costs(), times.table()
-    server = load_server(str(args.engine_dir), Overrides())
-    if table is not None:
-        server = replace(server, table=LookupTable.of(table))
+    server = replace(load_server(str(args.engine_dir), Overrides()), table=LookupTable.of(table))
     with phase("simulation"):
         simulated = simulate(lambda policy: costs[policy].apply(server), profile, policies, loads)
     result = compare(cells, simulated)

