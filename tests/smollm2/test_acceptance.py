@@ -1,4 +1,4 @@
-"""What the demo's drafter is worth on prompts nothing was trained on: more than the one it was trained from."""
+"""What the demo's drafter is worth on prompts nothing was trained on: on maths and code more than the one before."""
 
 from __future__ import annotations
 

@@ -188,6 +188,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("give something to train on: --prompts_file, --responses_file or --from_traffic")
     if args.responses_only and not (args.prompts_file or args.num_self_made):
         raise ConfigError("--responses_only has nothing to answer; give --prompts_file or --num_self_made")
+    if args.responses_only and (args.responses_file or args.from_traffic):
+        raise ConfigError("--responses_only writes answers to prompts; leave out --responses_file and --from_traffic")
     turns = [prompt for path in args.prompts_file for prompt in read_prompts(path)]
     generation, config = _generation_config(args), _train_config(args)
     with _stop_on_signals() as stop:
@@ -199,6 +201,10 @@ def run(args: argparse.Namespace) -> int:
             tokens = sum(len(response.token_ids) - response.response_start for response in responses)
             facts = [("responses", str(args.output_dir / RESPONSES_FILE)), ("number", str(len(responses)))]
             print_table([*facts, ("tokens", str(tokens))])
+            if stop():
+                # Whoever waits for all of them must not go on with some.
+                logger.warning("stopped before all were answered; --resume goes on")
+                return 1
             return 0
         run = Run(preparation, responses, traffic=args.from_traffic)
         try:

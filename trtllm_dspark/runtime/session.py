@@ -284,7 +284,6 @@ class Session:
         """
         if self._failure is not None:
             raise DeviceError(f"the engine has failed ({self._failure}); open it again")
-        self._take_engine()
         if request.request_id in self._requests:
             raise RequestError(
                 f"request id '{request.request_id}' is in use; choose another", code="duplicate_request_id"
@@ -303,6 +302,7 @@ class Session:
             detokenizer=None if self._tokenizer is None else self._tokenizer.detokenizer(),
         )
         self._rounds.check(request.params, 0 if active.banned_tokens is None else active.banned_tokens.size)
+        self._take_engine()
         self._requests[request.request_id] = active
         self._batcher.add(active)
 
@@ -312,10 +312,10 @@ class Session:
         other = session() if known is not None and session is not None and known() is engine else None
         if other is self:
             return
-        if other is not None and other._requests:
+        if other is not None and (other._requests or other._in_flight):
             raise RuntimeError(
-                f"another session over this engine has {len(other._requests)} unfinished requests; finish or cancel "
-                "them first, or load the engine a second time"
+                f"another session over this engine has {len(other._requests)} unfinished requests; step it until they "
+                "have ended, cancelled ones too, or load the engine a second time"
             )
         key = id(engine)
         known = weakref.ref(engine, lambda _: _LAST_SESSIONS.pop(key, None))

@@ -208,7 +208,7 @@ class Replica:
         host_us = server.host_us + server.host_request_us * count + server.host_token_us * (count + drafts)
         micros = (draft_us or 0.0) + verify_us + prefill_us + host_us
         if self._absorb_us:
-            # A session does not time what was put off with the draft, so the controller does not learn it.
+            # Beside the draft's time, which the controller learns by; a session times up to gamma + 1 tokens with that.
             micros += self._absorb_us * (backlog + self._take_prompts(chunks)) * self.stretch
         # A pass that takes what the table says teaches nothing, one that prompts share cannot be compared.
         told = self.timed and not (chunks and self.server.shared_prefill)

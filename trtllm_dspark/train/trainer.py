@@ -73,7 +73,7 @@ class StepReport:
         accept: [gamma] mean of 1 - L1 / 2 at each position: acceptance at temperature 1.
         tau: tokens a round that this gives, bonus included.
         lr_scale: of the schedule.
-        num_blocks: anchors trained on.
+        num_blocks: blocks of the step, those included that only fill a sequence's row up.
         num_rows: predictions with a loss.
         seconds: time of the step; `capture_seconds` of it for new features.
         capture_seconds: see seconds.

@@ -124,6 +124,9 @@ def test_responses_only_are_what_a_run_from_prompts_answers(
     assert answers == others
     assert train(target_dir, tmp_path / "refused", "--responses_only", "--responses_file", str(prompts)) != 0
     assert "--responses_only has nothing to answer" in capsys.readouterr().err
+    both = ["--responses_file", str(only / "responses.jsonl"), "--num_self_made", "2"]
+    assert train(target_dir, tmp_path / "refused", "--responses_only", *both) != 0
+    assert "leave out --responses_file" in capsys.readouterr().err
 
 
 def _index(response: Response) -> int:
