@@ -153,7 +153,7 @@ def measure(
     """Return the cells of the loads, whose arrivals are those of requests; policies take turns.
 
     Args:
-        policies: sessions, each over an engine of its own.
+        policies: sessions, each with slots of its own.
         requests: prompts by the number behind the slash of an arrival's domain.
         loads: by repeat.
         max_tokens: of a request on average.
@@ -378,10 +378,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     prompts = [replace(p, domain=f"{p.domain or DEFAULT_DOMAIN}/{index}") for index, p in enumerate(prompts)]
     with phase("acceptance"):
         profile = record(args, prompts)
-    args.uncalibrated = ""
-    opened = open_policies(args, ["off"])
+    args.uncalibrated, args.concurrency = "", args.users
+    # The first one is for measuring times, on slots of its own.
+    opened = open_policies(args, ["off"] if sweep is not None else ["off", *policies])
     try:
-        (measuring,) = opened
+        measuring = opened[0]
         directory, engine = open_engine_dir(args.engine_dir, verify_hashes=False), measuring.absorbing.engine
         known = load_cost_table(directory, engine, num_threads=args.num_threads)
         if known is None:
@@ -398,7 +399,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             times.measure(passes=args.measure_again)
         else:
             loads = mixed_loads(arrivals, users, args.repeats, mean_tokens)
-            opened += open_policies(args, policies)
             cells = measure(opened[1:], requests, loads, mean_tokens, times)
     finally:
         for policy in opened:
@@ -433,7 +433,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def open_policies(args: argparse.Namespace, names: Sequence[str]) -> list[Turns]:
-    """Return sessions under these policies, each over an engine of its own."""
+    """Return sessions under these policies, each with slots of its own on one engine."""
     return make_policies(argparse.Namespace(**{**vars(args), "policies": ",".join(names)}))
 
 

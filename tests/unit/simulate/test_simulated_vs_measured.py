@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from helpers.toy_pair import ToyPair
 
+from trtllm_dspark.build import BuildConfig, build_engine
 from trtllm_dspark.engine.device import cpu_name
 from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.speculation import CostTable
@@ -34,8 +35,19 @@ def comparison() -> ModuleType:
 
 
 @pytest.fixture
-def engine_dir(toy_engine_dir: Path, tmp_path: Path) -> Path:
-    path = Path(shutil.copytree(toy_engine_dir, tmp_path / "engine"))
+def engine_dir(toy_pair: ToyPair, tmp_path: Path) -> Path:
+    """Return an engine on which three policies and a measuring one take turns with two requests each."""
+    path = tmp_path / "engine"
+    build_engine(
+        BuildConfig(
+            target_checkpoint=str(toy_pair.target_dir),
+            draft_checkpoint=str(toy_pair.drafter_dir),
+            output_dir=path,
+            max_batch_size=8,
+            max_seq_len=512,
+            max_num_tokens=64,
+        )
+    )
     verify = {VerifyShape(r, r * w, w, 128): 1000.0 + 50 * r * w for r in (1, 2, 4) for w in range(1, 9)}
     table = CostTable(verify, {DraftShape(r, 128): 100.0 for r in (1, 2, 4)})
     write_cost_table(open_engine_dir(path), StoredCostTable(table, cpu_name(), 2))
