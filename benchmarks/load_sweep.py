@@ -10,9 +10,10 @@ every policy. The rate is that of the first tokens, as many as all requests but 
 free slot finds a next request, and the work is the same for all. How long the last ones take alone says nothing about
 this concurrency. Next to the clock stands processor time, from which others on the machine take less.
 
-Sessions live through the whole sweep, as a server's would, each over an engine of its own: what it has cached must
-still be there at its next turn. Runs are appended to D/runs.jsonl: started again with the
-same arguments the sweep goes on where it stopped. `--report_only` prints what the runs so far say.
+Sessions live through the whole sweep, as a server's would, each in slots of its own on one engine: what it has cached
+must still be there at its next turn. So the engine needs --max_batch_size of policies times the largest concurrency.
+Runs are appended to D/runs.jsonl: started again with the same arguments the sweep goes on where it stopped.
+`--report_only` prints what the runs so far say.
 
 Writes D/sweep.json (also what simulated_vs_measured.py reads), D/sweep.md and D/sweep.svg. Run it on an idle machine.
 """

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from helpers.tiny_models import drafter_config, layer_tensors, write_directory
 from helpers.toy_tokenizer import CHAT_TEMPLATE, EOS, MASK, PAD, VOCAB_SIZE, encode, tokenizer_json
+from trtllm_dspark.build import BuildConfig, build_engine
 
 LOOP_TEXT = "abcdefghé ijklmnop€qrstuvwxyz😀ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 """No byte occurs twice; three of its characters have two, three and four bytes."""
@@ -269,3 +270,18 @@ def _drafter_tensors(
         "confidence_head.proj.weight": np.concatenate([np.zeros(_SIZE), weight])[None].astype(np.float32),
         "confidence_head.proj.bias": np.zeros(1, np.float32),
     }
+
+
+def build_toy_engine(pair: ToyPair, path: Path, *, max_batch_size: int = 4) -> Path:
+    """Build an engine of the pair for requests of 512 tokens, 64 tokens a pass, and return its directory."""
+    build_engine(
+        BuildConfig(
+            target_checkpoint=str(pair.target_dir),
+            draft_checkpoint=str(pair.drafter_dir),
+            output_dir=path,
+            max_batch_size=max_batch_size,
+            max_seq_len=512,
+            max_num_tokens=64,
+        )
+    )
+    return path

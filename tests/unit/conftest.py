@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.toy_pair import ToyPair, write_toy_pair
-
-from trtllm_dspark.build import BuildConfig, build_engine
+from helpers.toy_pair import ToyPair, build_toy_engine, write_toy_pair
 
 
 @pytest.fixture(scope="session")
@@ -19,15 +17,4 @@ def toy_pair(tmp_path_factory: pytest.TempPathFactory) -> ToyPair:
 @pytest.fixture(scope="session")
 def toy_engine_dir(toy_pair: ToyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an engine of the toy pair: 4 requests of 512 tokens, 64 tokens a pass."""
-    path = tmp_path_factory.mktemp("toy_engine") / "engine"
-    build_engine(
-        BuildConfig(
-            target_checkpoint=str(toy_pair.target_dir),
-            draft_checkpoint=str(toy_pair.drafter_dir),
-            output_dir=path,
-            max_batch_size=4,
-            max_seq_len=512,
-            max_num_tokens=64,
-        )
-    )
-    return path
+    return build_toy_engine(toy_pair, tmp_path_factory.mktemp("toy_engine") / "engine")

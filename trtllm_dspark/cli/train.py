@@ -302,7 +302,7 @@ def _stop_on_signals() -> Iterator[Stop]:
         if asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         asked.append(number)
-        logger.warning("stopping after this step; the drafter is written then")
+        logger.warning("stopping after this step; what there is then is written")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

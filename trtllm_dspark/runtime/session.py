@@ -314,8 +314,8 @@ class Session:
             return
         if other is not None and (other._requests or other._in_flight):
             raise RuntimeError(
-                f"another session over this engine has {len(other._requests)} unfinished requests; step it until they "
-                "have ended, cancelled ones too, or load the engine a second time"
+                f"another session over this engine is busy ({len(other._requests)} unfinished requests); step it until "
+                "they have ended, cancelled ones too, or load the engine a second time"
             )
         key = id(engine)
         known = weakref.ref(engine, lambda _: _LAST_SESSIONS.pop(key, None))

@@ -116,8 +116,9 @@ class Replica:
         self._draft_len = 0 if speculator is None else speculator.draft_len
         self._shares = FairShares(self._draft_len)
         self._interactive = np.ones(server.max_batch_size, np.bool_)
-        # What never drafts keeps no context. What adapts lets tokens wait for a draft, up to those of a pass.
-        self._absorb_us = server.absorb_us if self._draft_len else 0.0
+        # What never drafts keeps no context, and another drafter's is not known. What adapts lets tokens wait for a
+        # draft, up to those of a pass.
+        self._absorb_us = server.absorb_us if self._draft_len and not policy.drafter else 0.0
         adapts = speculator is not None and speculator.controller.adapts
         self._most_waiting = server.max_num_tokens if adapts else 1
         self._rows = pool.rows(most_waiting=self._most_waiting)

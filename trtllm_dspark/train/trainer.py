@@ -33,6 +33,8 @@ from trtllm_dspark.train.responses import Response
 from trtllm_dspark.train.saved_state import SavedState, save_state
 from trtllm_dspark.train.schedule import Schedule
 
+DRAWING = 2
+"""How steps draw their blocks: a saved run that drew them otherwise would go on with others than it announced."""
 MEASURED_STEPS = 10
 """Steps whose mean time decides how many fit into --minutes."""
 
@@ -250,7 +252,7 @@ class Trainer:
         Raises:
             DeviceError: the disk is full or fails; the state before is intact.
         """
-        own = {"steps_done": self.steps_done, "trainer": asdict(self.trainer)}
+        own = {"steps_done": self.steps_done, "trainer": asdict(self.trainer), "drawing": DRAWING}
         tensors = {f"parameter/{name}": value.numpy() for name, value in self.parameters.items()}
         tensors |= {f"optimizer/{name}": value.numpy() for name, value in self._optimizer.state.items()}
         save_state(directory, {**facts, **own}, tensors)
@@ -261,6 +263,11 @@ class Trainer:
         Raises:
             CheckpointError: it belongs to another drafter or another configuration.
         """
+        if state.facts.get("drawing") != DRAWING:
+            raise CheckpointError(
+                "the saved run drew its blocks as another version does; start another --output_dir, with --init_from "
+                "its drafter"
+            )
         mine = _plain(asdict(self.trainer))
         for name, value in state.facts["trainer"].items():
             if mine.get(name) != value:

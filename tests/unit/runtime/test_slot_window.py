@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from helpers.benchmarks import load_benchmark
 from helpers.fake_engine import FakeEngine, greedy
 
 from trtllm_dspark.runtime import Request, SamplingParams, Session
@@ -15,13 +14,7 @@ from trtllm_dspark.runtime import Request, SamplingParams, Session
 @pytest.fixture(scope="module")
 def windows() -> ModuleType:
     """Return the benchmarks' module."""
-    path = Path(__file__).parents[3] / "benchmarks" / "slot_window.py"
-    spec = importlib.util.spec_from_file_location("slot_window", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("slot_window")
 
 
 def test_turns_keep_their_caches(windows: ModuleType) -> None:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "simulation_shapes.py"
+from helpers.benchmarks import load_benchmark
 
 
 @pytest.fixture(scope="module")
 def shapes() -> ModuleType:
     """Return the benchmark as a module."""
-    spec = importlib.util.spec_from_file_location("simulation_shapes", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["simulation_shapes"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("simulation_shapes")
 
 
 def test_verify_budget_falls_with_concurrency(shapes: ModuleType) -> None:

@@ -2,52 +2,31 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from helpers.toy_pair import ToyPair
+from helpers.benchmarks import load_benchmark
+from helpers.toy_pair import ToyPair, build_toy_engine
 
-from trtllm_dspark.build import BuildConfig, build_engine
 from trtllm_dspark.engine.device import cpu_name
 from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.speculation import CostTable
 from trtllm_dspark.speculation.cost_table import DraftShape, VerifyShape
 from trtllm_dspark.speculation.cost_table_file import StoredCostTable, write_cost_table
 
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "simulated_vs_measured.py"
-
 
 @pytest.fixture(scope="module")
 def comparison() -> ModuleType:
     """Return the benchmark as a module."""
-    spec = importlib.util.spec_from_file_location("simulated_vs_measured", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["simulated_vs_measured"] = module
-    sys.path.insert(0, str(BENCHMARK.parent))
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("simulated_vs_measured")
 
 
 @pytest.fixture
 def engine_dir(toy_pair: ToyPair, tmp_path: Path) -> Path:
     """Return an engine on which three policies and a measuring one take turns with two requests each."""
-    path = tmp_path / "engine"
-    build_engine(
-        BuildConfig(
-            target_checkpoint=str(toy_pair.target_dir),
-            draft_checkpoint=str(toy_pair.drafter_dir),
-            output_dir=path,
-            max_batch_size=8,
-            max_seq_len=512,
-            max_num_tokens=64,
-        )
-    )
+    path = build_toy_engine(toy_pair, tmp_path / "engine", max_batch_size=8)
     verify = {VerifyShape(r, r * w, w, 128): 1000.0 + 50 * r * w for r in (1, 2, 4) for w in range(1, 9)}
     table = CostTable(verify, {DraftShape(r, 128): 100.0 for r in (1, 2, 4)})
     write_cost_table(open_engine_dir(path), StoredCostTable(table, cpu_name(), 2))

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from helpers.benchmarks import load_benchmark
 from helpers.virtual_rounds import table_of
 
 from trtllm_dspark.speculation.config import SpeculationConfig
 from trtllm_dspark.speculation.controller import SpeculationController
 
 GAMMA = 7
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "replay_policies.py"
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("replay_policies", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["replay_policies"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("replay_policies")
 
 
 def rate(module: ModuleType, policy: str, right: int, users: int) -> float:

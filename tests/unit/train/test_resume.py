@@ -18,7 +18,7 @@ from helpers.training import make_run, small_config, train, write_responses
 
 from trtllm_dspark.checkpoint.safetensors_io import read_file
 from trtllm_dspark.errors import CheckpointError, DeviceError
-from trtllm_dspark.train import saved_state
+from trtllm_dspark.train import saved_state, trainer
 from trtllm_dspark.train.pipeline import LOG_FILE, STATE_DIR, TrainConfig
 from trtllm_dspark.train.responses import Response
 from trtllm_dspark.train.saved_state import STATE_FILE, load_state
@@ -85,6 +85,16 @@ def test_stop_leaves_a_usable_drafter_and_the_same_future(
     run.close()
     assert (config.output_dir / "drafter" / "model.safetensors").is_file()
     assert losses(reports) + losses(train(config, responses, resume=True)) == whole
+
+
+def test_run_that_drew_blocks_otherwise_is_refused(
+    config: TrainConfig, responses: list[Response], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "DRAWING", trainer.DRAWING - 1)
+    train(config, responses, steps=2)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="drew its blocks as another version does"):
+        make_run(config, responses, resume=True)
 
 
 def test_threads_do_not_change_the_losses(

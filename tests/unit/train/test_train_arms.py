@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from functools import partial
@@ -12,6 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from helpers import fake_engine
+from helpers.benchmarks import load_benchmark
 from helpers.fake_engine import FakeEngine, collect_outputs, token_ids
 from helpers.training import write_responses
 
@@ -19,17 +19,10 @@ from trtllm_dspark.runtime import Request, SamplingParams, Session
 from trtllm_dspark.runtime.proposers import NgramProposer
 from trtllm_dspark.train.responses import Response
 
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "train_arms.py"
-
 
 @pytest.fixture(scope="module")
 def arms() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_arms", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("train_arms")
 
 
 def test_lookup_walks_as_it_decodes(arms: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from helpers.training import write_prompts, write_responses
 
 from trtllm_dspark.build import BuildConfig, build_engine
 from trtllm_dspark.checkpoint import Checkpoint, load_drafter
+from trtllm_dspark.cli import train as train_cli
 from trtllm_dspark.cli.main import main
 from trtllm_dspark.engine import load_engine
 from trtllm_dspark.runtime import Request, SamplingParams, Session
@@ -127,6 +130,27 @@ def test_responses_only_are_what_a_run_from_prompts_answers(
     both = ["--responses_file", str(only / "responses.jsonl"), "--num_self_made", "2"]
     assert train(target_dir, tmp_path / "refused", "--responses_only", *both) != 0
     assert "leave out --responses_file" in capsys.readouterr().err
+
+
+def test_interrupted_responses_only_is_no_success_and_goes_on(
+    target_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that waits for all answers must not go on with some."""
+    prompts = write_prompts(tmp_path / "p.jsonl", [f"question {n}" for n in range(12)])
+    out, flags = tmp_path / "out", ["--prompts_file", str(prompts), "--responses_only"]
+
+    @contextlib.contextmanager
+    def stop_when_some_are_there() -> Iterator[Callable[[], bool]]:
+        yield lambda: (out / "responses.jsonl").exists() and bool((out / "responses.jsonl").read_text())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_cli, "_stop_on_signals", stop_when_some_are_there)
+        assert train(target_dir, out, *flags) == 1
+    assert 0 < len(read_responses(out / "responses.jsonl", 256)) < 12
+    assert train(target_dir, out, *flags, "--resume") == 0
+    assert train(target_dir, tmp_path / "whole", *flags) == 0
+    answers = [sorted(read_responses(path / "responses.jsonl", 256), key=_index) for path in (out, tmp_path / "whole")]
+    assert answers[0] == answers[1]
 
 
 def _index(response: Response) -> int:
