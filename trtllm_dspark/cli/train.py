@@ -232,13 +232,14 @@ def _train(args: argparse.Namespace, run: Run, preparation: Preparation, stop: S
 def _generate(
     args: argparse.Namespace, preparation: Preparation, prompts: Sequence[Any], config: GenerationConfig, stop: Stop
 ) -> list[Response]:
-    from trtllm_dspark.train.generate import UserTurn, generate
+    from trtllm_dspark.train.generate import FLAGS_FILE, TURNS_FILE, UserTurn, generate
     from trtllm_dspark.train.responses import read_responses
 
     turns = [UserTurn(prompt.text, prompt.domain or "", prompt.index + 1) for prompt in prompts]
     path = args.output_dir / RESPONSES_FILE
     if not args.resume:
-        path.unlink(missing_ok=True)
+        for name in (RESPONSES_FILE, TURNS_FILE, FLAGS_FILE):
+            (args.output_dir / name).unlink(missing_ok=True)
     session = preparation.feature_target.session(max_batch_size=config.batch_size, num_threads=args.num_threads)
     total = (len(turns) + config.num_self_made) * config.responses_per_prompt
     try:
@@ -251,7 +252,8 @@ def _generate(
                 done += len(response.token_ids) - response.response_start
                 bar.update(task, advance=1, facts=f"{done / max(bar.tasks[task].elapsed or 0, 1e-9):.0f} tokens/s")
 
-            generate(session, turns, config, path, told=told, stop=stop)
+            source = preparation.feature_target.source
+            generate(session, turns, config, path, source=source, told=told, stop=stop)
     finally:
         session.close()
     responses = read_responses(path, preparation.target.config.vocab_size)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_dspark.errors import ConfigError, RequestError
+from trtllm_dspark.errors import ConfigError, RequestError, UsageError
 from trtllm_dspark.runtime import Request, SamplingParams, Session, Tokenizer
 from trtllm_dspark.runtime.closed_loop import run_closed_loop
 from trtllm_dspark.runtime.request import check_request
@@ -19,6 +21,10 @@ from trtllm_dspark.train.responses import Response, read_responses
 logger = logging.getLogger(__name__)
 
 SELF_MADE = "self_made"
+TURNS_FILE = "self_made_turns.jsonl"
+"""Turns the target wrote, beside the responses: a generation that goes on need not write them again."""
+FLAGS_FILE = "generation.json"
+"""What decides the responses beside it: a generation that goes on must not mix two kinds."""
 MIN_RESPONSE = 2
 """Shorter responses hold no block."""
 Told = Callable[[Response], None]
@@ -77,6 +83,7 @@ def generate(
     config: GenerationConfig,
     path: Path,
     *,
+    source: str = "",
     told: Told = lambda response: None,
     stop: Stop = lambda: False,
 ) -> None:
@@ -89,20 +96,24 @@ def generate(
         turns: user's turns; order decides the index.
         config: how responses are drawn.
         path: responses file.
+        source: names the target.
         told: called with each response after it is written.
         stop: asked after every round; true ends the generation.
 
     Raises:
         RequestError: a prompt does not fit the session, or there is no tokenizer or chat template.
+        ConfigError: an earlier generation that stands there had another target, prompts or `config`.
+        UsageError: a file of an earlier generation is damaged.
     """
     tokenizer = session.tokenizer
     if tokenizer is None or not tokenizer.has_chat_template:
         raise RequestError("generating responses needs a tokenizer with a chat template; give --responses_file instead")
+    _check_same(path.with_name(FLAGS_FILE), source, turns, config)
     vocab = session.limits.vocab_size
     done = {response.index for response in read_responses(path, vocab, unfinished=True)} if path.exists() else set()
     _drop_cut_line(path)
     rng = np.random.default_rng(config.seed)
-    own = _self_made_turns(session, tokenizer, config, stop) if config.num_self_made else []
+    own = _self_made_turns(session, tokenizer, config, path, stop) if config.num_self_made else []
     everyone = _spread([*turns, *own]) * config.responses_per_prompt
     shares = np.asarray(config.temperature_shares) / sum(config.temperature_shares)
     temperatures = rng.choice(config.temperatures, len(everyone), p=shares)
@@ -153,8 +164,10 @@ def _requests(
     return requests
 
 
-def _self_made_turns(session: Session, tokenizer: Tokenizer, config: GenerationConfig, stop: Stop) -> list[UserTurn]:
-    """Let the target go on from the template's beginning of a user's turn."""
+def _self_made_turns(
+    session: Session, tokenizer: Tokenizer, config: GenerationConfig, path: Path, stop: Stop
+) -> list[UserTurn]:
+    """Let the target go on from the template's beginning of a user's turn; turns kept from before are taken over."""
     mark = "\u2063turn\u2063"
     before = tokenizer.render_chat([{"role": "user", "content": mark}]).partition(mark)[0]
     prefix = tokenizer.encode(before, add_special_tokens=False)
@@ -162,6 +175,8 @@ def _self_made_turns(session: Session, tokenizer: Tokenizer, config: GenerationC
         raise RequestError(
             "the chat template puts nothing before a user's turn to start from; leave out --num_self_made"
         )
+    kept = path.with_name(TURNS_FILE)
+    texts = _kept_turns(kept)
     requests = [
         Request(
             str(index),
@@ -169,12 +184,48 @@ def _self_made_turns(session: Session, tokenizer: Tokenizer, config: GenerationC
             SamplingParams(temperature=1.0, seed=_seed(config.seed, index, 1), max_tokens=config.max_turn_len),
         )
         for index in range(config.num_self_made)
+        if index not in texts
     ]
-    texts = {}
-    for index, _, answer in _finished(session, requests, config.batch_size, stop):
-        if answer[-1] in tokenizer.eos_token_ids:
-            texts[index] = tokenizer.decode(answer[:-1]).strip()
-    return [UserTurn(texts[index], SELF_MADE) for index in sorted(texts) if texts[index]]
+    with kept.open("a", encoding="utf-8") as stream:
+        for index, _, answer in _finished(session, requests, config.batch_size, stop):
+            ended = answer[-1] in tokenizer.eos_token_ids
+            texts[index] = tokenizer.decode(answer[:-1]).strip() if ended else ""
+            stream.write(json.dumps({"index": index, "text": texts[index]}) + "\n")
+            stream.flush()
+    return [UserTurn(texts[index], SELF_MADE) for index in range(config.num_self_made) if texts.get(index)]
+
+
+def _kept_turns(path: Path) -> dict[int, str]:
+    """Return index and text of each turn in the file; a turn that the target did not end is empty."""
+    if not path.exists():
+        return {}
+    _drop_cut_line(path)
+    try:
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        return {int(row["index"]): str(row["text"]) for row in rows}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is damaged ({error}); remove it, its turns are written again") from error
+
+
+def _check_same(path: Path, source: str, turns: Sequence[UserTurn], config: GenerationConfig) -> None:
+    """Compare with the generation that stands there, or write down what this one is."""
+    texts = json.dumps([(turn.domain, turn.text) for turn in turns])
+    facts: dict[str, object] = json.loads(json.dumps(asdict(config)))
+    del facts["batch_size"]  # changes no token
+    facts |= {"prompts": hashlib.sha256(texts.encode()).hexdigest(), "target": source}
+    if not path.exists():
+        path.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+        return
+    try:
+        before = dict(json.loads(path.read_text("utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{path} is damaged ({error}); start again without --resume") from error
+    changed = sorted(name for name in facts if before.get(name) != facts[name])
+    if changed:
+        raise ConfigError(
+            f"the responses in {path.parent} were drawn with other {' and '.join(changed)}; resume with the same, or "
+            "leave out --resume to begin anew"
+        )
 
 
 def _finished(

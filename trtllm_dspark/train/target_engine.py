@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -26,12 +27,14 @@ class FeatureTarget:
 
     Attributes:
         directory: holds the graph.
+        source: names the checkpoint's contents and the weights' type: what a token's probabilities depend on.
         checkpoint: what it was written from.
         layer_ids: layers whose outputs are the features.
         max_seq_len: tokens of a sequence at most.
     """
 
     directory: Path
+    source: str
     checkpoint: Checkpoint
     layer_ids: tuple[int, ...]
     max_seq_len: int
@@ -82,14 +85,16 @@ def write_feature_target(
     max_seq_len: int,
     weight_dtype: Literal["float32", "int8"],
 ) -> FeatureTarget:
-    """Write the target's graph below `directory`; one that stands there from before is used.
+    """Write the target's graph below `directory`; the same target's that stands there from before is used.
 
     Raises:
         ConfigError: a feature layer does not exist, or sizes do not fit `weight_dtype`.
         DeviceError: the disk is full or fails.
     """
-    name = f"{weight_dtype}.{max_seq_len}.{'_'.join(map(str, layer_ids))}"
-    written = FeatureTarget(directory / name, checkpoint, tuple(layer_ids), max_seq_len)
+    files = hashlib.sha256("".join(file.sha256 for file in checkpoint.files).encode()).hexdigest()[:16]
+    source = f"{files}.{weight_dtype}"
+    name = f"{source}.{max_seq_len}.{'_'.join(map(str, layer_ids))}"
+    written = FeatureTarget(directory / name, source, checkpoint, tuple(layer_ids), max_seq_len)
     if written.directory.is_dir():
         return written
     part = directory / f"{name}.part"

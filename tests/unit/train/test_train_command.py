@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from helpers.fake_engine import collect_outputs
+from helpers.tiny_models import write_target
 from helpers.training import write_prompts, write_responses
 
 from trtllm_dspark.build import BuildConfig, build_engine
@@ -151,6 +154,76 @@ def test_interrupted_responses_only_is_no_success_and_goes_on(
     assert train(target_dir, tmp_path / "whole", *flags) == 0
     answers = [sorted(read_responses(path / "responses.jsonl", 256), key=_index) for path in (out, tmp_path / "whole")]
     assert answers[0] == answers[1]
+
+
+def test_turns_the_target_wrote_are_kept_for_a_resumed_generation(
+    target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, flags = tmp_path / "out", ["--num_self_made", "3", "--responses_only"]
+    prompts = ["--prompts_file", str(write_prompts(tmp_path / "p.jsonl", ["question"]))]
+
+    def prompts_of_self_made(*more: str) -> set[tuple[int, ...]]:
+        assert train(target_dir, out, *prompts, *flags, *more) == 0
+        answers = read_responses(out / "responses.jsonl", 256)
+        return {answer.token_ids[: answer.response_start] for answer in answers if answer.domain == "self_made"}
+
+    written = prompts_of_self_made()
+    turns = out / "self_made_turns.jsonl"
+    rows = [json.loads(line) for line in turns.read_text().splitlines()]
+    assert sorted(row["index"] for row in rows) == [0, 1, 2]
+    # What stands in the file is what is asked, so it was not drawn again; a cut last line is.
+    lines = [json.dumps({**row, "text": f"kept {row['index']}"}) + "\n" for row in rows[:2]]
+    turns.write_text("".join(lines) + lines[0][:20])
+    (out / "responses.jsonl").unlink()
+    kept = prompts_of_self_made("--resume")
+    assert len(kept - written) == 2
+    assert len(turns.read_text().splitlines()) == 3
+    # A run that begins anew keeps nothing.
+    assert prompts_of_self_made() == written
+    turns.write_text("[]\n")
+    assert train(target_dir, out, *prompts, *flags, "--resume") == 2
+    assert "self_made_turns.jsonl is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--seed", "5"), "seed"),
+        (("--temperatures", "0:1"), "temperature_shares and temperatures"),
+        (("--num_self_made", "2"), "num_self_made"),
+        (("--prompts_file", "OTHER"), "prompts"),
+    ],
+)
+def test_a_generation_goes_on_with_its_own_flags_only(
+    target_dir: Path, tmp_path: Path, flags: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = ["--prompts_file", str(write_prompts(tmp_path / "p.jsonl", ["question"])), "--responses_only"]
+    other = str(write_prompts(tmp_path / "other.jsonl", ["another"]))
+    changed = [other if flag == "OTHER" else flag for flag in flags]
+    assert train(target_dir, tmp_path / "out", *prompts) == 0
+    answers = (tmp_path / "out" / "responses.jsonl").read_bytes()
+    assert train(target_dir, tmp_path / "out", *prompts, "--resume", "--batch_size", "2") == 0
+    assert train(target_dir, tmp_path / "out", *prompts, "--resume", *changed) == 2
+    assert f"were drawn with other {named}; resume with the same" in capsys.readouterr().err
+    assert (tmp_path / "out" / "responses.jsonl").read_bytes() == answers
+    assert train(target_dir, tmp_path / "out", *prompts, *changed) == 0
+
+
+def test_an_output_directory_of_another_target_is_not_read(
+    target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Graphs of the target are kept there for the next run: they must be that target's."""
+    other = write_target(tmp_path / "other", vocab_size=256, eos_token_id=0, pad_token_id=2, seed=5)
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        shutil.copy(target_dir / name, other)
+    flags = ["--prompts_file", str(write_prompts(tmp_path / "p.jsonl", ["question"])), "--responses_only"]
+    answers = []
+    for target, out in ((target_dir, "both"), (other, "both"), (other, "alone")):
+        assert train(target, tmp_path / out, *flags) == 0
+        answers.append((tmp_path / out / "responses.jsonl").read_text())
+    assert answers[0] != answers[1] == answers[2]
+    assert train(target_dir, tmp_path / "both", *flags, "--resume") == 2
+    assert "were drawn with other target" in capsys.readouterr().err
 
 
 def _index(response: Response) -> int:
