@@ -79,6 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="greedy sequences of the target that are not trained on: accepted length before and after",
     )
     paths.add_argument("--init_from", metavar="DIR", help="drafter to go on from; its shape replaces the flags below")
+    paths.add_argument(
+        "--init_share",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="share of --init_from's weights in the weights that are written; 0.25 often does better on fresh text",
+    )
     paths.add_argument("--resume", action="store_true", help="go on with the run that --output_dir holds")
     paths.add_argument(
         "--include_shared", action="store_true", help="store copies of the target's embedding and head as DeepSpec does"
@@ -322,7 +329,7 @@ def _train_config(args: argparse.Namespace) -> TrainConfig:
         if getattr(args, name) not in (None, False):
             raise ConfigError(f"--{name} means nothing to --drafter {args.drafter}; leave it out")
     names = (
-        "target_checkpoint output_dir steps minutes init_from mask_token_id "
+        "target_checkpoint output_dir steps minutes init_from init_share mask_token_id "
         "draft_vocab_size draft_vocab_counts num_sequences anchors_per_sequence position_decay sample_positions "
         "target_temperature lr_scale warmup_steps decay_share top_k weight_dtype feature_cache_gib max_seq_len "
         "num_threads save_every seed resume include_shared"

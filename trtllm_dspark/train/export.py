@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trtllm_dspark.checkpoint.autoregressive import ARCHITECTURES
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
@@ -52,6 +53,19 @@ def deepspec_name(name: str) -> str:
         return name
     _, layer, part, kind = name.split(".")
     return f"layers.{layer}.{_PARTS[part]}.{kind}"
+
+
+def whole_arrays(
+    parameters: Mapping[str, Tensor], vocab_size: int, draft_token_ids: NDArray[np.int64] | None, w2: Array | None
+) -> dict[str, Array]:
+    """Return weights as a whole drafter's: W2 with a row for every target id (`w2`'s where none was trained)."""
+    arrays = {name: value.numpy() for name, value in parameters.items()}
+    if draft_token_ids is not None and "markov.w2.weight" in arrays:
+        rows = arrays["markov.w2.weight"]
+        full = np.zeros((vocab_size, rows.shape[1]), np.float32) if w2 is None else w2.copy()
+        full[draft_token_ids] = rows
+        arrays["markov.w2.weight"] = full
+    return arrays
 
 
 def deepspec_config(config: DrafterConfig, target: ModelConfig, *, num_anchors: int) -> dict[str, Any]:

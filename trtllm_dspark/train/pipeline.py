@@ -25,9 +25,9 @@ from trtllm_dspark.checkpoint import (
 from trtllm_dspark.checkpoint.config import DrafterKind
 from trtllm_dspark.errors import CheckpointError, ConfigError
 from trtllm_dspark.train.data import BatchConfig
-from trtllm_dspark.train.export import write_drafter
+from trtllm_dspark.train.export import whole_arrays, write_drafter
 from trtllm_dspark.train.features import Capturer, FeatureCache, common_prefix
-from trtllm_dspark.train.layers import Frozen
+from trtllm_dspark.train.layers import Frozen, Parameters
 from trtllm_dspark.train.log import StepLog
 from trtllm_dspark.train.loss import Alphas
 from trtllm_dspark.train.optim import OptimizerConfig
@@ -66,6 +66,7 @@ class TrainConfig:
     steps: int | None = None
     minutes: float | None = None
     init_from: str | None = None
+    init_share: float = 0.0
     num_layers: int = 2
     block_size: int = 7
     kind: DrafterKind = "block"
@@ -106,6 +107,10 @@ class TrainConfig:
                 raise ConfigError(f"--{name} must be above 0, got {getattr(self, name)}")
         if self.steps is not None and self.steps < 1 or self.minutes is not None and not 0 < self.minutes < 1e6:
             raise ConfigError("--steps must be at least 1 and --minutes above 0")
+        if not 0 <= self.init_share < 1:
+            raise ConfigError(f"--init_share must be at least 0 and below 1, got {self.init_share}")
+        if self.init_share and self.init_from is None:
+            raise ConfigError("--init_share is a share of the --init_from drafter; give both or leave it out")
         if (self.draft_vocab_size is None) != (self.draft_vocab_counts is None):
             raise ConfigError("--draft_vocab_size and --draft_vocab_counts belong together; give both or neither")
 
@@ -216,6 +221,7 @@ class Run:
             parameters = from_arrays(self.drafter, source.arrays, self.draft_token_ids)
             if "markov.w2.weight" in source.arrays:
                 self._w2 = np.asarray(source.arrays["markov.w2.weight"], np.float32)
+        self._initial = {name: value.clone() for name, value in parameters.items()} if config.init_share else {}
         prefix = common_prefix(kept)
         capturers = [
             Capturer(
@@ -281,12 +287,13 @@ class Run:
         self.trainer.save(self.config.output_dir / STATE_DIR, facts)
 
     def validate(self, responses: Sequence[Response]) -> dict[str, tuple[int, int]]:
-        """Return tokens and rounds of greedy walks along the responses, by domain."""
+        """Return tokens and rounds of greedy walks along the responses, by domain, of the drafter `export` writes."""
         result: dict[str, tuple[int, int]] = {}
+        parameters = self._exported()
         for domain in sorted({response.domain for response in responses}):
             mine = [response for response in responses if response.domain == domain]
             result[domain] = accepted_len(
-                self.trainer.parameters,
+                parameters,
                 self.trainer.frozen,
                 self.drafter,
                 mine,
@@ -296,7 +303,7 @@ class Run:
         return result
 
     def export(self, directory: Path) -> None:
-        """Write the drafter."""
+        """Write the drafter: the trained weights, averaged with those it went on from where `init_share` says so."""
         shared = None
         if self.config.include_shared:
             head = "embed.weight" if self.target.config.tie_word_embeddings else "lm_head.weight"
@@ -306,10 +313,15 @@ class Run:
             directory,
             full_draft_config(self.drafter),
             self.target.config,
-            self.trainer.drafter_arrays(self.draft_token_ids, self._w2),
+            whole_arrays(self._exported(), self.target.config.vocab_size, self.draft_token_ids, self._w2),
             num_anchors=self.config.anchors_per_sequence,
             shared=shared,
         )
+
+    def _exported(self) -> Parameters:
+        share = self.config.init_share
+        trained = self.trainer.parameters
+        return {name: trained[name].lerp(value, share) for name, value in self._initial.items()} or trained
 
     def _resume(self) -> None:
         state = load_state(self.config.output_dir / STATE_DIR)

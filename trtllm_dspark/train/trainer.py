@@ -285,16 +285,6 @@ class Trainer:
             value.copy_(torch.from_numpy(np.array(state.tensors[name])))
         self.steps_done = int(state.facts["steps_done"])
 
-    def drafter_arrays(self, draft_token_ids: NDArray[np.int64] | None, w2: NDArray[Any] | None) -> dict[str, Any]:
-        """Return the weights as a whole drafter: W2 with a row for every target id (`w2`'s where none was trained)."""
-        arrays = {name: value.numpy() for name, value in self.parameters.items()}
-        if draft_token_ids is not None and "markov.w2.weight" in arrays:
-            rows = arrays["markov.w2.weight"]
-            full = np.zeros((self.config.backbone.vocab_size, rows.shape[1]), np.float32) if w2 is None else w2.copy()
-            full[draft_token_ids] = rows
-            arrays["markov.w2.weight"] = full
-        return arrays
-
 
 class Steps:
     """How many steps a run has: given, or from its first steps and the minutes it may take.

@@ -12,7 +12,7 @@ from helpers.training import train
 
 from trtllm_dspark.checkpoint import Checkpoint, load_drafter, share_equal_tensors
 from trtllm_dspark.checkpoint.safetensors_io import read_file
-from trtllm_dspark.errors import CheckpointError
+from trtllm_dspark.errors import CheckpointError, ConfigError
 from trtllm_dspark.train.pipeline import TrainConfig
 from trtllm_dspark.train.responses import Response
 
@@ -119,6 +119,33 @@ def test_reduced_vocabulary_leaves_the_other_rows_alone(
     changed = np.flatnonzero((old != new).any(-1))
     assert changed.size > 0
     assert set(changed) <= {0, 1, 2, *range(4, 84)}
+
+
+def test_init_share_averages_what_is_written_and_nothing_else(
+    config: TrainConfig, responses: list[Response], target: Checkpoint, tmp_path: Path
+) -> None:
+    train(config, responses, steps=1)
+    first = config.output_dir / "drafter"
+    for name, share in (("alone", 0.0), ("mixed", 0.25)):
+        train(config, responses, steps=2, output_dir=tmp_path / name, init_from=str(first), init_share=share)
+    start, alone, mixed = (
+        load_drafter(path, target.config).arrays
+        for path in (first, tmp_path / "alone/drafter", tmp_path / "mixed/drafter")
+    )
+    for name in alone:
+        average = 0.75 * alone[name].astype(np.float32) + 0.25 * start[name].astype(np.float32)
+        np.testing.assert_allclose(mixed[name], average, rtol=2e-3, atol=1e-6, err_msg=name)
+    assert any((mixed[name] != alone[name]).any() for name in alone)
+    # The run itself goes on from the trained weights.
+    logs = [(tmp_path / name / "training_log.csv").read_text().splitlines() for name in ("alone", "mixed")]
+    losses = [[line.split(",")[2:7] for line in log] for log in logs]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(("flags", "said"), [({"init_share": 0.5}, "give both"), ({"init_share": 1.0}, "below 1")])
+def test_init_share_without_a_start_is_refused(config: TrainConfig, flags: dict[str, float], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        replace(config, **flags)
 
 
 def test_unknown_field_is_refused(config: TrainConfig, responses: list[Response], target: Checkpoint) -> None:
