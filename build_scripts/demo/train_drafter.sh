@@ -3,9 +3,9 @@
 #
 # PROMPTS_DIR holds train-{math,code,chat}.jsonl, an object with `domain` and `prompt` a line: questions of GSM8K; of
 # HumanEval and MBPP; of MT-Bench and Arena-Hard (1279, 381 and 340 of them). Others of those kinds do. Every stage may be
-# interrupted and goes on when the script is started again. For the shipped drafter answering was cut short by hand, at 952
-# greedy and 953 sampled answers; this script waits for all of them. Its log is training_log.csv beside this script; times
-# and what it is worth: docs/training.md.
+# interrupted and goes on when the script is started again. The shipped drafter was trained in two runs: when there were 952
+# greedy and 953 sampled answers, and from there when all greedy ones were there; this script waits for all answers and takes
+# as many. The logs are training_log_{1,2}.csv beside it; times and what it is worth: docs/training.md.
 set -euo pipefail
 prompts="$(realpath "$1")"
 mkdir -p "$2"
@@ -31,15 +31,22 @@ train "$work/sampled" "${answers[@]}" --temperatures 0.7:1,1:1 --num_self_made 4
     --prompts_file "$prompts/train-code.jsonl" --prompts_file "$prompts/train-chat.jsonl"
 wait $!
 trap - EXIT
-python "$demo/split_responses.py" "$work/greedy/responses.jsonl" "$work/sampled/responses.jsonl" \
-    --train "$work/train.jsonl" --validation "$work/greedy.jsonl"
+head -n 952 "$work/greedy/responses.jsonl" > "$work/greedy_1.jsonl"
+head -n 953 "$work/sampled/responses.jsonl" > "$work/sampled.jsonl"
+python "$demo/split_responses.py" "$work/greedy_1.jsonl" "$work/sampled.jsonl" \
+    --train "$work/train_1.jsonl" --validation "$work/validation_1.jsonl"
+python "$demo/split_responses.py" "$work/greedy/responses.jsonl" "$work/sampled.jsonl" \
+    --train "$work/train_2.jsonl" --validation "$work/validation_2.jsonl"
 
-# The drafter this one goes on from: an earlier prototype's, the first in this repository's history.
+# The drafter the first run goes on from: an earlier prototype's, the first in this repository's history.
 first="$(git log --format=%H --diff-filter=A -- "$demo/smollm2-135m-drafter/model.safetensors" | tail -n 1)"
 git archive "$first" "$demo/smollm2-135m-drafter" | tar -x -C "$work"
-train "$work/run" --responses_file "$work/train.jsonl" --validation_file "$work/greedy.jsonl" \
-    --init_from "$work/$demo/smollm2-135m-drafter" \
-    --draft_vocab_size 4096 --draft_vocab_counts "$demo/draft_vocab_counts.json" \
-    --num_sequences 24 --anchors_per_sequence 32 --sample_positions --position_decay 3 --target_temperature 0.7 \
-    --warmup_steps 10 --decay_share 0.8 --steps 450 --save_every 25 --seed 1
-python "$demo/pack_drafter.py" "$work/run/drafter" "$work/smollm2-135m-drafter"
+steps=(--draft_vocab_size 4096 --draft_vocab_counts "$demo/draft_vocab_counts.json" --num_sequences 24
+    --anchors_per_sequence 32 --sample_positions --position_decay 3 --target_temperature 0.7 --warmup_steps 10
+    --steps 450 --save_every 25)
+train "$work/run_1" --responses_file "$work/train_1.jsonl" --validation_file "$work/validation_1.jsonl" \
+    --init_from "$work/$demo/smollm2-135m-drafter" "${steps[@]}" --decay_share 0.8 --seed 1
+python "$demo/pack_drafter.py" "$work/run_1/drafter" "$work/packed_1"
+train "$work/run_2" --responses_file "$work/train_2.jsonl" --validation_file "$work/validation_2.jsonl" \
+    --init_from "$work/packed_1" "${steps[@]}" --lr_scale 0.4 --decay_share 0.9 --init_share 0.25 --seed 2
+python "$demo/pack_drafter.py" "$work/run_2/drafter" "$work/smollm2-135m-drafter"

@@ -24,7 +24,8 @@ def add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
         default="engine",
         choices=KINDS,
         help="engine: the drafter it was built with, whose kind may be named instead; ngram: what followed the last "
-        "tokens before, no model at all; draft_model: a smaller target",
+        "tokens before, no model at all; engine+ngram: that where it has been right more often, else the engine's; "
+        "draft_model: a smaller target",
     )
     group.add_argument(
         "--draft_engine_dir", type=Path, metavar="E", help="engine of the draft model, built without one"

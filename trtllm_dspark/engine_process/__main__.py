@@ -43,7 +43,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--acceptance", default="rejection", choices=("rejection", "coupled"))
     parser.add_argument("--num_threads", type=int, default=2)
     parser.add_argument("--kernel_library", type=Path, help="libtrtllm_dspark_kernels.so, for TensorRT engines")
-    parser.add_argument("--drafter", default="engine", help="as in trtllm-dspark serve: engine, ngram or draft_model")
+    parser.add_argument(
+        "--drafter", default="engine", help="as in trtllm-dspark serve: engine, ngram, engine+ngram or draft_model"
+    )
     parser.add_argument("--draft_engine_dir", type=Path, help="engine of the draft model")
     parser.add_argument("--draft_len", type=int, help="drafts of ngram or draft_model a round")
     parser.add_argument("--max_queue_size", type=int, default=256)

@@ -115,8 +115,8 @@ def open_candidate(serving_dir: str, engine_dir: str, options: SessionOptions) -
     """
     if options.drafter is not None:
         raise EngineMismatch(
-            f"this server drafts by --drafter {options.drafter.kind}, which is no part of an engine; there is nothing "
-            "to swap: start it without --drafter"
+            f"this server drafts by --drafter {options.drafter.kind}, not by an engine alone; there is nothing to "
+            "swap: start it without --drafter"
         )
     check_interchangeable(
         open_engine_dir(serving_dir, verify_hashes=False).manifest, open_engine_dir(engine_dir).manifest, engine_dir

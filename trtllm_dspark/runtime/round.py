@@ -6,7 +6,7 @@ The steps know slots and arrays; what a request is to its caller (text, stops, o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -263,10 +263,40 @@ class RoundSteps:
         positions: IntArray,
         draft: Draft | None,
     ) -> list[tuple[ActiveRequest, Choice]]:
+        logits = _ban_end_tokens(requests, logits, verify_len)
+        if draft is None or draft.result is None or draft.certain is None or not draft.certain.any():
+            return self._accept(requests, logits, verify_len, positions, draft)
+        # The core takes one kind of q a call; a request's decision reads nothing of its mates.
+        of_row = np.repeat(draft.certain, verify_len + 1)
+        chosen: list[tuple[ActiveRequest, Choice] | None] = [None] * len(requests)
+        for certain in (False, True):
+            places = np.flatnonzero(draft.certain == certain)
+            if not places.size:
+                continue
+            part = replace(
+                draft, result=None if certain else draft.result, rows=draft.rows[places], tokens=draft.tokens[places]
+            )
+            rows = logits[of_row == certain]
+            some = [requests[place] for place in places]
+            for place, choice in zip(
+                places, self._accept(some, rows, verify_len[places], positions[places], part), strict=True
+            ):
+                chosen[place] = choice
+        return [choice for choice in chosen if choice is not None]
+
+    def _accept(
+        self,
+        requests: list[ActiveRequest],
+        logits: FloatArray,
+        verify_len: IntArray,
+        positions: IntArray,
+        draft: Draft | None,
+    ) -> list[tuple[ActiveRequest, Choice]]:
+        """Let the core decide for requests whose drafts are all of one kind."""
         logprobs = any([request.params.logprobs for request in requests])
         accepted = self._timer.in_core(
             _core.accept_ragged,
-            _ban_end_tokens(requests, logits, verify_len),
+            logits,
             verify_len,
             positions,
             self._sampling.get(requests),

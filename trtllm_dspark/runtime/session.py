@@ -20,7 +20,7 @@ from trtllm_dspark.runtime.batcher import Batcher
 from trtllm_dspark.runtime.commit import commit, end_request
 from trtllm_dspark.runtime.listener import RoundListener
 from trtllm_dspark.runtime.outputs import FinishReason, RequestOutput
-from trtllm_dspark.runtime.proposers import AcceptanceMode, ProposerFactory, own_proposer
+from trtllm_dspark.runtime.proposers import AcceptanceMode, ProposerFactory, keeps_tables, own_proposer
 from trtllm_dspark.runtime.request import Request, check_request
 from trtllm_dspark.runtime.rounds import choose_rounds_in_flight, make_rounds
 from trtllm_dspark.runtime.scheduling import load_calibrator, load_cost_table, make_controller
@@ -176,25 +176,29 @@ class Session:
     ) -> Session:
         """Load an engine directory and its tokenizer into a session; `close` releases the engine.
 
-        The directory's cost table and calibration are those of its own drafter: with another `drafter` they are left
-        aside. With `online_calibration` the calibration starts from the stored one and follows what is observed.
+        The directory's cost table and calibration are those of its own drafter: with another `drafter` (`engine+ngram`
+        is none) they are left aside. With `online_calibration` the calibration starts from the stored one and follows
+        what is observed.
 
         Raises:
             EngineError: the directory cannot be used.
             ConfigError: the engine cannot speculate as asked.
         """
+        if online_calibration and drafter is not None:
+            raise ConfigError("online calibration is of the engine's own drafter alone; leave one of the two out")
         from trtllm_dspark.engine import load_engine
 
         engine = load_engine(engine_dir, num_threads=num_threads, kernel_library=kernel_library)
         try:
             directory = open_engine_dir(engine_dir, verify_hashes=False)
+            own = keeps_tables(drafter)
             return Session(
                 engine,
                 Tokenizer.open(directory),
                 speculation=speculation,
                 acceptance=acceptance,
-                cost_table=None if drafter else load_cost_table(directory, engine, num_threads=num_threads),
-                calibration=None if drafter else load_calibrator(directory, online=online_calibration),
+                cost_table=load_cost_table(directory, engine, num_threads=num_threads) if own else None,
+                calibration=load_calibrator(directory, online=online_calibration) if own else None,
                 drafter=drafter,
                 listener=listener,
                 load=load,

@@ -37,6 +37,12 @@ def test_run_every_drafter_gives_the_same_tokens(
         assert drafted["accepted"] == drafted["verified"] != 0
         looked_up = run(engine, capsys, "--speculation", "adaptive", "--drafter", "ngram")
         assert looked_up["token_ids"] == plain["token_ids"]
+    both = run(toy_engine_dir, capsys, "--speculation", "fixed", "--drafter", "engine+ngram")
+    assert both["token_ids"] == plain["token_ids"]
+    assert both["verified"] != 0
+    flags = ("--prompt", "a", "--speculation", "fixed", "--drafter", "engine+ngram", "--log_level", "error")
+    assert main(["run", "--engine_dir", str(plain_dir), *flags]) == 2
+    assert "needs an engine with a block drafter" in capsys.readouterr().err
 
 
 def test_bench_compares_modes_of_another_drafter(
@@ -59,6 +65,7 @@ def test_bench_compares_modes_of_another_drafter(
         (("--drafter", "ngram", "--draft_engine_dir", "x"), "--draft_engine_dir goes with --drafter draft_model"),
         (("--drafter", "draft_model"), "--drafter draft_model needs --draft_engine_dir"),
         (("--drafter", "ngram", "--draft_len", "900"), "900 drafts a request do not fit"),
+        (("--drafter", "engine+ngram", "--draft_len", "3"), "drafts the engine's block; leave --draft_len out"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(

@@ -62,6 +62,7 @@ def test_launcher_flags_reach_the_session(toy_engine_dir: Path, plain_dir: Path)
         (["--drafter", "ngram", "--draft_engine_dir", "x"], "--draft_engine_dir goes with --drafter draft_model"),
         (["--draft_len", "3"], "--draft_len goes with --drafter ngram or draft_model"),
         (["--drafter", "ngram", "--calibration", "online"], "--calibration online is about the engine's own drafter"),
+        (["--drafter", "engine+ngram", "--calibration", "online"], "leave it or --drafter engine+ngram out"),
         (["--drafter", "ngram", "--collect_dir", "x"], "--collect_dir is about the engine's own drafter"),
         (["--drafter", "ngram", "--candidate_engine_dir", "x"], "--candidate_engine_dir is about the engine's own"),
     ],
@@ -123,7 +124,10 @@ def test_engine_process_drafts_with_it_and_says_the_same(toy_engine_dir: Path, p
         other = generate(client)
         assert client.engine["max_draft_len"] == 3
         refused = generate(client, max_draft_len=4)
-    assert other["text"] == own["text"]
+    with engine_process(tmp_path / "c", f"--engine_dir={toy_engine_dir}", *flags, "--drafter=engine+ngram") as client:
+        both = generate(client)
+    assert other["text"] == own["text"] == both["text"]
+    assert both["stats"]["verified"] > 0
     # The toy target drafts for itself: every draft is right.
     assert other["stats"]["accepted"] == other["stats"]["verified"] > 20
     assert len(other["stats"]["verified_per_position"]) == 3

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from trtllm_dspark.cli import train
 
 DEMO = Path(__file__).parents[3] / "build_scripts" / "demo"
@@ -20,32 +22,38 @@ DEMO = Path(__file__).parents[3] / "build_scripts" / "demo"
 def commands() -> list[argparse.Namespace]:
     """Return what every `train` line of the script asks for."""
     text = (DEMO / "train_drafter.sh").read_text("utf-8").replace("\\\n", " ")
-    shared = re.search(r"^answers=\((.*)\)$", text, re.MULTILINE)
-    assert shared is not None
+    shared = dict(re.findall(r"^(answers|steps)=\(([^)]*)\)$", text, re.MULTILINE))
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
     found = []
     for line in re.findall(r'^train ("\$work/\w+" .*)$', text, re.MULTILINE):
-        line = line.replace('"${answers[@]}"', shared[1]).removesuffix("&")
+        for name, flags in shared.items():
+            line = line.replace(f'"${{{name}[@]}}"', " ".join(flags.split()))
+        line = line.removesuffix("&")
         output, *flags = shlex.split(line)
         found.append(parser.parse_args(["--target_checkpoint", "T", "--output_dir", output, *flags]))
     return found
 
 
 def test_script_asks_for_what_the_command_knows() -> None:
-    greedy, sampled, run = commands()
+    greedy, sampled, *runs = commands()
     assert greedy.responses_only
     assert sampled.responses_only
-    assert not run.responses_only
     assert greedy.seed != sampled.seed
     assert (greedy.temperatures, len(greedy.prompts_file), len(sampled.prompts_file)) == ("0:1", 3, 2)
-    assert run.init_from == "$work/$demo/smollm2-135m-drafter"
-    assert (str(run.responses_file[0]), str(run.validation_file)) == ("$work/train.jsonl", "$work/greedy.jsonl")
+    assert [run.init_from for run in runs] == ["$work/$demo/smollm2-135m-drafter", "$work/packed_1"]
+    for number, run in enumerate(runs, 1):
+        assert not run.responses_only
+        assert str(run.responses_file[0]) == f"$work/train_{number}.jsonl"
+        assert str(run.validation_file) == f"$work/validation_{number}.jsonl"
+        assert (run.draft_vocab_size, run.steps) == (4096, 450)
+    assert [run.init_share for run in runs] == [0.0, 0.25]
 
 
-def test_log_is_of_the_whole_run() -> None:
-    *_, run = commands()
-    with (DEMO / "training_log.csv").open(encoding="utf-8") as stream:
+@pytest.mark.parametrize("number", [1, 2])
+def test_logs_are_of_the_whole_runs(number: int) -> None:
+    run = commands()[1 + number]
+    with (DEMO / f"training_log_{number}.csv").open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     assert [int(row["step"]) for row in rows] == list(range(1, run.steps + 1))
     assert all(math.isfinite(float(row["loss"])) for row in rows)

@@ -4,9 +4,10 @@ from trtllm_dspark.runtime.proposers.autoregressive import AutoregressivePropose
 from trtllm_dspark.runtime.proposers.base import AcceptanceMode, Draft, Proposer, ProposerFactory
 from trtllm_dspark.runtime.proposers.block import BlockProposer
 from trtllm_dspark.runtime.proposers.draft_model import DraftModelProposer
+from trtllm_dspark.runtime.proposers.engine_ngram import EngineNgramProposer
 from trtllm_dspark.runtime.proposers.ngram import NgramProposer
 from trtllm_dspark.runtime.proposers.outside import OutsideDrafter
-from trtllm_dspark.runtime.proposers.own import own_proposer
+from trtllm_dspark.runtime.proposers.own import keeps_tables, own_proposer
 
 __all__ = [
     "AcceptanceMode",
@@ -14,9 +15,11 @@ __all__ = [
     "BlockProposer",
     "Draft",
     "DraftModelProposer",
+    "EngineNgramProposer",
     "NgramProposer",
     "OutsideDrafter",
     "Proposer",
     "ProposerFactory",
+    "keeps_tables",
     "own_proposer",
 ]

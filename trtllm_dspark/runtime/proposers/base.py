@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trtllm_dspark import _core
 from trtllm_dspark.engine.base import Engine, FloatArray, IntArray
 from trtllm_dspark.runtime.active import ActiveRequest
@@ -25,11 +28,13 @@ class Draft:
     Attributes:
         result: what the core drafted for the span of decoding requests that draft; None for drafts that are certain
             given what stands before them (a lookup, another model's likeliest tokens): their q is a point mass.
-        rows: [R] int64, row in `result` of each decoding request, -1 for one that does not draft.
+        rows: [R] int64, row in `result` of each decoding request, -1 for one that does not draft; of one whose drafts
+            are certain any other number.
         tokens: [R, draft_len] int64; rows outside the span are 0, a row the core refused is -1.
         confidence: [R, draft_len] float32, or None where the schedule needs none.
         caps: [R] int64, most drafts to verify.
         seconds: what catching up and drafting took.
+        certain: [R] which requests' drafts are certain though there is a `result` for others; None = none.
     """
 
     result: _core.Draft | None
@@ -38,6 +43,7 @@ class Draft:
     confidence: FloatArray | None
     caps: IntArray
     seconds: float
+    certain: NDArray[np.bool_] | None = None
 
     @property
     def num_steps(self) -> int:

@@ -11,16 +11,12 @@ from trtllm_dspark.engine.base import Engine, FloatArray, IntArray
 from trtllm_dspark.runtime.active import ActiveRequest
 from trtllm_dspark.runtime.proposers._lookup import MAX_MATCH, PromptLookup
 from trtllm_dspark.runtime.proposers._text import TextProposer
+from trtllm_dspark.runtime.proposers._worth import Worth
 from trtllm_dspark.runtime.proposers.base import AcceptanceMode, Chunks, Draft
 from trtllm_dspark.runtime.timing import PassTimer
 from trtllm_dspark.speculation.controller import RoundPlan
 from trtllm_dspark.speculation.cost_table import CostTable, DraftShape
 
-PRIOR = 4.0
-"""Tries that what is assumed before the first outcome counts for."""
-ASSUMED = 0.5
-MEMORY = 0.995
-"""Weight of an outcome after one more of its kind: texts change."""
 SAMPLE_TOKENS = 512
 """Length of the text that a lookup is timed on."""
 
@@ -45,9 +41,7 @@ class NgramProposer(TextProposer[PromptLookup]):
         self, engine: Engine, acceptance: AcceptanceMode, timer: PassTimer, *, max_draft_len: int | None = None
     ) -> None:
         super().__init__(engine, timer, max_draft_len)
-        shape = (MAX_MATCH + 1, self._draft_len)
-        self._tried = np.full(shape, PRIOR)
-        self._kept = np.full(shape, PRIOR * ASSUMED)
+        self._worth = Worth(MAX_MATCH + 1, self._draft_len)
         self._matches: IntArray = np.zeros(0, np.int64)
 
     @property
@@ -85,8 +79,7 @@ class NgramProposer(TextProposer[PromptLookup]):
         self._matches = matches
         confidence = None
         if with_confidence:
-            rates = self._kept[:, :num_steps] / self._tried[:, :num_steps]
-            confidence = np.where(matches[:, None] > 0, rates[matches], 0.0).astype(np.float32)
+            confidence = np.where(matches[:, None] > 0, self._worth.rates(num_steps)[matches], np.float32(0))
         return Draft(
             result=None,
             rows=np.where(caps > 0, np.arange(len(requests)), -1),
@@ -105,10 +98,7 @@ class NgramProposer(TextProposer[PromptLookup]):
         for match, tested, right in zip(self._matches.tolist(), verify_len.tolist(), accepted.tolist(), strict=True):
             if match == 0 or tested == 0 or right < 0:
                 continue
-            reached = min(tested, right + 1)
-            self._tried[match, :reached] = MEMORY * self._tried[match, :reached] + 1
-            self._kept[match, :reached] *= MEMORY
-            self._kept[match, :right] += 1
+            self._worth.count(match, tested, right)
 
     def committed(self, request: ActiveRequest, tokens: Sequence[int]) -> None:
         """Append to the request's text."""

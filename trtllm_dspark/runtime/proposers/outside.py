@@ -1,4 +1,4 @@
-"""Drafters that are no part of the engine, chosen by name."""
+"""What drafts in place of the engine's own drafter alone, chosen by name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 from trtllm_dspark.errors import UsageError
 from trtllm_dspark.runtime.proposers.base import ProposerFactory
 from trtllm_dspark.runtime.proposers.draft_model import DraftModelProposer
+from trtllm_dspark.runtime.proposers.engine_ngram import EngineNgramProposer
 from trtllm_dspark.runtime.proposers.ngram import NgramProposer
 
-KINDS = ("ngram", "draft_model")
+KINDS = ("ngram", "engine+ngram", "draft_model")
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideDrafter:
-    """What drafts in place of the engine's own drafter.
+    """What drafts in place of the engine's own drafter, or beside it.
 
     Attributes:
         kind: one of `KINDS`.
@@ -38,6 +39,8 @@ class OutsideDrafter:
             raise UsageError("--drafter draft_model needs --draft_engine_dir, the engine of a smaller model")
         if self.kind != "draft_model" and self.engine_dir is not None:
             raise UsageError("--draft_engine_dir goes with --drafter draft_model")
+        if self.kind == "engine+ngram" and self.draft_len is not None:
+            raise UsageError("--drafter engine+ngram drafts the engine's block; leave --draft_len out")
 
     def make(self, *, num_threads: int) -> ProposerFactory:
         """Return what makes one session's proposer.
@@ -45,6 +48,8 @@ class OutsideDrafter:
         Raises:
             EngineError: the draft model's engine cannot be used.
         """
+        if self.kind == "engine+ngram":
+            return EngineNgramProposer
         if self.engine_dir is None:
             return partial(NgramProposer, max_draft_len=self.draft_len)
         from trtllm_dspark.engine import load_engine

@@ -6,6 +6,7 @@ from trtllm_dspark.engine.base import EngineLimits
 from trtllm_dspark.runtime.proposers.autoregressive import AutoregressiveProposer
 from trtllm_dspark.runtime.proposers.base import ProposerFactory
 from trtllm_dspark.runtime.proposers.block import BlockProposer
+from trtllm_dspark.runtime.proposers.engine_ngram import EngineNgramProposer
 
 
 def own_proposer(limits: EngineLimits) -> ProposerFactory | None:
@@ -13,3 +14,8 @@ def own_proposer(limits: EngineLimits) -> ProposerFactory | None:
     if not limits.has_drafter:
         return None
     return AutoregressiveProposer if limits.autoregressive else BlockProposer
+
+
+def keeps_tables(drafter: ProposerFactory | None) -> bool:
+    """Return whether an engine directory's times and calibration, those of its own drafter, hold for this one too."""
+    return drafter is None or drafter is EngineNgramProposer

@@ -90,7 +90,7 @@ def test_lookup_learns_how_far_to_trust_a_match() -> None:
     session = Session(engine, None, speculation="fixed", drafter=keep)
     session.add(Request("a", [1, 2, 3, 4, 5], SamplingParams(max_tokens=250)))
     collect_outputs(session)
-    trusted = proposers[0]._kept / proposers[0]._tried
+    trusted = proposers[0]._worth.rates(4)
     # Matches of three tokens were always right; of one token only the first round's.
     assert trusted[3].min() > 0.9
     assert np.all(trusted[0] == 0.5)
