@@ -48,5 +48,5 @@ train "$work/run_1" --responses_file "$work/train_1.jsonl" --validation_file "$w
     --init_from "$work/$demo/smollm2-135m-drafter" "${steps[@]}" --decay_share 0.8 --seed 1
 python "$demo/pack_drafter.py" "$work/run_1/drafter" "$work/packed_1"
 train "$work/run_2" --responses_file "$work/train_2.jsonl" --validation_file "$work/validation_2.jsonl" \
-    --init_from "$work/packed_1" "${steps[@]}" --lr_scale 0.4 --decay_share 0.9 --init_share 0.25 --seed 2
+    --init_from "$work/packed_1" "${steps[@]}" --lr_scale 0.4 --decay_share 0.9 --seed 2
 python "$demo/pack_drafter.py" "$work/run_2/drafter" "$work/smollm2-135m-drafter"

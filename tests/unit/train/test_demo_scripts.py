@@ -47,7 +47,7 @@ def test_script_asks_for_what_the_command_knows() -> None:
         assert str(run.responses_file[0]) == f"$work/train_{number}.jsonl"
         assert str(run.validation_file) == f"$work/validation_{number}.jsonl"
         assert (run.draft_vocab_size, run.steps) == (4096, 450)
-    assert [run.init_share for run in runs] == [0.0, 0.25]
+    assert [run.lr_scale for run in runs] == [1.0, 0.4]
 
 
 @pytest.mark.parametrize("number", [1, 2])
