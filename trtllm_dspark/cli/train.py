@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="S",
-        help="share of --init_from's weights in the weights that are written; 0.25 often does better on fresh text",
+        help="share of --init_from's weights in the weights that are written",
     )
     paths.add_argument("--resume", action="store_true", help="go on with the run that --output_dir holds")
     paths.add_argument(
