@@ -11,8 +11,8 @@ from trtllm_dspark.runtime.proposers import EngineNgramProposer, ProposerFactory
 
 DOMAINS = ("math", "code", "chat")
 FLOORS = {"engine": (2.25, 2.3, 1.45), "engine+ngram": (2.6, 2.6, 1.7)}
-"""Alone it has 2.47, 2.50, 1.58 without VNNI (8-bit products differ by processor); the first one had 2.17, 2.22, 1.52. With
-lookup beside it 2.78, 3.24, 1.98."""
+"""Measured without VNNI (8-bit products differ by processor): 2.47, 2.50, 1.58 alone, the first one 2.17, 2.22, 1.52;
+with lookup beside it 2.78, 3.24, 1.98."""
 
 
 def accepted_lens(
