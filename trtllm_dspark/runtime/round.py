@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtllm_dspark import _core
 from trtllm_dspark.engine.base import Engine, FloatArray, IntArray, TargetOutput, TokenBatch
@@ -263,40 +264,12 @@ class RoundSteps:
         positions: IntArray,
         draft: Draft | None,
     ) -> list[tuple[ActiveRequest, Choice]]:
-        logits = _ban_end_tokens(requests, logits, verify_len)
-        if draft is None or draft.result is None or draft.certain is None or not draft.certain.any():
-            return self._accept(requests, logits, verify_len, positions, draft)
-        # The core takes one kind of q a call; a request's decision reads nothing of its mates.
-        of_row = np.repeat(draft.certain, verify_len + 1)
-        chosen: list[tuple[ActiveRequest, Choice] | None] = [None] * len(requests)
-        for certain in (False, True):
-            places = np.flatnonzero(draft.certain == certain)
-            if not places.size:
-                continue
-            part = replace(
-                draft, result=None if certain else draft.result, rows=draft.rows[places], tokens=draft.tokens[places]
-            )
-            rows = logits[of_row == certain]
-            some = [requests[place] for place in places]
-            for place, choice in zip(
-                places, self._accept(some, rows, verify_len[places], positions[places], part), strict=True
-            ):
-                chosen[place] = choice
-        return [choice for choice in chosen if choice is not None]
-
-    def _accept(
-        self,
-        requests: list[ActiveRequest],
-        logits: FloatArray,
-        verify_len: IntArray,
-        positions: IntArray,
-        draft: Draft | None,
-    ) -> list[tuple[ActiveRequest, Choice]]:
-        """Let the core decide for requests whose drafts are all of one kind."""
+        if draft is not None and draft.certain is not None:
+            return self._decide_by_kind(requests, logits, verify_len, positions, draft, draft.certain)
         logprobs = any([request.params.logprobs for request in requests])
         accepted = self._timer.in_core(
             _core.accept_ragged,
-            logits,
+            _ban_end_tokens(requests, logits, verify_len),
             verify_len,
             positions,
             self._sampling.get(requests),
@@ -314,6 +287,27 @@ class RoundSteps:
             own = values[row][:count] if request.params.logprobs else []
             chosen.append((request, Choice(tokens[row][:count], own, status[row])))
         return chosen
+
+    def _decide_by_kind(
+        self,
+        requests: list[ActiveRequest],
+        logits: FloatArray,
+        verify_len: IntArray,
+        positions: IntArray,
+        draft: Draft,
+        certain: NDArray[np.bool_],
+    ) -> list[tuple[ActiveRequest, Choice]]:
+        """Decide in two calls: the core takes one kind of q a call, and no request's decision reads its mates."""
+        of_row = np.repeat(certain, verify_len + 1)
+        chosen: dict[int, tuple[ActiveRequest, Choice]] = {}
+        for result, mine in ((draft.result, ~certain), (None, certain)):
+            places = np.flatnonzero(mine)
+            part = replace(draft, result=result, rows=draft.rows[mine], tokens=draft.tokens[mine], certain=None)
+            some = [requests[place] for place in places]
+            rows = logits[of_row == (result is None)]
+            decided = self._decide(some, rows, verify_len[mine], positions[mine], part)
+            chosen |= zip(places.tolist(), decided, strict=True)
+        return [chosen[place] for place in range(len(requests))]
 
 
 def _depth(requests: list[ActiveRequest]) -> int:
