@@ -111,7 +111,11 @@ def _add_length(parser: argparse.ArgumentParser) -> None:
         "--max_seq_len", type=int, default=512, metavar="N", help="tokens of a sequence; longer: left out"
     )
     group.add_argument(
-        "--weight_dtype", default="float32", choices=("float32", "int8"), help="the target's weights while training"
+        "--weight_dtype",
+        default="float32",
+        choices=("float32", "bfloat16", "int8"),
+        help="the target's weights while training; bfloat16: of answers only, fast where the CPU multiplies it "
+        "(AMX, AVX512-BF16); int8: slower, exactly what an int8 engine serves",
     )
     group.add_argument("--seed", type=int, default=0, metavar="S", help="decides every draw")
 
@@ -149,6 +153,13 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--responses_per_prompt", type=int, default=1, metavar="N", help="responses to each prompt")
     group.add_argument(
         "--num_self_made", type=int, default=0, metavar="N", help="user's turns that the target writes itself"
+    )
+    group.add_argument(
+        "--num_continued",
+        type=int,
+        default=0,
+        metavar="N",
+        help="user's turns that begin as one of the prompts and that the target ends",
     )
     group.add_argument("--max_response_len", type=int, default=128, metavar="N", help="tokens of a response")
     group.add_argument(
@@ -247,8 +258,8 @@ def _generate(
     if not args.resume:
         for name in (RESPONSES_FILE, TURNS_FILE, FLAGS_FILE):
             (args.output_dir / name).unlink(missing_ok=True)
-    session = preparation.feature_target.session(max_batch_size=config.batch_size, num_threads=args.num_threads)
-    total = (len(turns) + config.num_self_made) * config.responses_per_prompt
+    answerer = preparation.answerer(config.batch_size)
+    total = (len(turns) + config.num_self_made + config.num_continued) * config.responses_per_prompt
     try:
         with _bar() as bar:
             task = bar.add_task("generating", total=total, facts="")
@@ -259,10 +270,11 @@ def _generate(
                 done += len(response.token_ids) - response.response_start
                 bar.update(task, advance=1, facts=f"{done / max(bar.tasks[task].elapsed or 0, 1e-9):.0f} tokens/s")
 
-            source = preparation.feature_target.source
-            generate(session, turns, config, path, source=source, told=told, stop=stop)
+            source = preparation.answered_by
+            features = preparation.generated_features()
+            generate(answerer, turns, config, path, source=source, features=features, told=told, stop=stop)
     finally:
-        session.close()
+        answerer.close()
     responses = read_responses(path, preparation.target.config.vocab_size)
     if not responses:
         raise UsageError("no response was generated before the stop; start again")
@@ -365,6 +377,7 @@ def _generation_config(args: argparse.Namespace) -> GenerationConfig:
         responses_per_prompt=args.responses_per_prompt,
         max_response_len=args.max_response_len,
         num_self_made=args.num_self_made,
+        num_continued=args.num_continued,
         batch_size=args.batch_size,
         seed=args.seed,
     )

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trtllm_dspark.engine.base import Engine, TokenBatch
 from trtllm_dspark.errors import DeviceError
@@ -61,9 +63,8 @@ class Capturer:
         self, engine: Engine, draft_token_ids: NDArray[np.int64] | None, top_k: int, prefix: Sequence[int] = ()
     ) -> None:
         self._engine = engine
-        self._draft_token_ids = draft_token_ids
-        vocab = engine.limits.vocab_size if draft_token_ids is None else len(draft_token_ids)
-        self._top_k = min(top_k, vocab)
+        self._draft_token_ids = None if draft_token_ids is None else torch.from_numpy(np.asarray(draft_token_ids))
+        self._top_k = top_k
         self._prefix = tuple(prefix) if len(prefix) >= _MIN_PREFIX and engine.limits.max_batch_size > 1 else ()
         self._prefix_features: NDArray[np.float32] | None = None
 
@@ -85,7 +86,7 @@ class Capturer:
             output = self._run(chunk, done, wanted, slot=0)
             parts.append(output.features)
             if done + len(chunk) > first:
-                tops.append(self._likeliest(output.logits))
+                tops.append(likeliest(torch.from_numpy(output.logits), self._draft_token_ids, self._top_k))
             done += len(chunk)
         features, scales = compress(np.concatenate(parts))
         top_ids, top_probs = (np.concatenate(arrays) for arrays in zip(*tops, strict=True))
@@ -104,31 +105,38 @@ class Capturer:
     def _run(self, ids: NDArray[np.int64], start: int, wanted: NDArray[np.int64], *, slot: int):  # type: ignore[no-untyped-def]
         return self._engine.verify(TokenBatch(ids, np.array([len(ids)]), np.array([start]), wanted, first_slot=slot))
 
-    def _likeliest(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
-        largest = logits.max(-1, keepdims=True)
-        total = np.exp(logits - largest).sum(-1, keepdims=True, dtype=np.float32)
-        if self._draft_token_ids is not None:
-            logits = logits[:, self._draft_token_ids]
-        chosen = np.argpartition(logits, -self._top_k, -1)[:, -self._top_k :]
-        values = np.take_along_axis(logits, chosen, -1)
-        order = np.argsort(-values, -1, kind="stable")
-        chosen, values = np.take_along_axis(chosen, order, -1), np.take_along_axis(values, order, -1)
-        ids = chosen if self._draft_token_ids is None else self._draft_token_ids[chosen]
-        return ids.astype(np.int32), (np.exp(values - largest) / total).astype(np.float16)
+
+def likeliest(
+    logits: Tensor, draft_token_ids: Tensor | None, top_k: int
+) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
+    """Return ids and probabilities [n, K] of the likeliest tokens that the drafter can propose.
+
+    Args:
+        logits: [n, V] float32.
+        draft_token_ids: [Vd] int64 target ids, or None for all.
+        top_k: K at most.
+    """
+    total = logits.logsumexp(-1, keepdim=True)
+    if draft_token_ids is not None:
+        logits = logits.index_select(1, draft_token_ids)
+    values, chosen = logits.topk(min(top_k, logits.shape[1]), -1)
+    ids = chosen if draft_token_ids is None else draft_token_ids[chosen]
+    return ids.numpy().astype(np.int32), (values - total).exp_().numpy().astype(np.float16)
 
 
 class FeatureCache:
-    """Captured sequences in one file each, the oldest dropped when the cap is reached.
+    """Captured sequences in one file each; at the cap the oldest are dropped, or new ones not kept.
 
     Args:
         directory: created where needed; files of another target or setting are removed.
         max_bytes: cap.
         key: everything that decides what is captured, as plain JSON values.
+        drop_oldest: whether a new sequence drops the oldest ones.
     """
 
-    def __init__(self, directory: Path, max_bytes: int, key: object) -> None:
+    def __init__(self, directory: Path, max_bytes: int, key: object, *, drop_oldest: bool = True) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory, self._max_bytes = directory, max_bytes
+        self._directory, self._max_bytes, self._drop_oldest = directory, max_bytes, drop_oldest
         self._key = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
         self._sizes: dict[Path, int] = {}
         for path in sorted(directory.glob("*.npz"), key=lambda path: path.stat().st_mtime_ns):
@@ -138,6 +146,7 @@ class FeatureCache:
                 path.unlink()
         for path in directory.glob("*.part"):
             path.unlink()
+        self.num_bytes = sum(self._sizes.values())
 
     def get(self, response: Response) -> Captured | None:
         """Return a sequence, or None where it is not kept."""
@@ -156,12 +165,12 @@ class FeatureCache:
         Raises:
             DeviceError: the disk is full or fails.
         """
-        if captured.num_bytes > self._max_bytes:
+        if captured.num_bytes > (self._max_bytes if self._drop_oldest else self._max_bytes - self.num_bytes):
             return
-        while self._sizes and sum(self._sizes.values()) + captured.num_bytes > self._max_bytes:
+        while self._sizes and self.num_bytes + captured.num_bytes > self._max_bytes:
             oldest = next(iter(self._sizes))
             oldest.unlink(missing_ok=True)
-            del self._sizes[oldest]
+            self.num_bytes -= self._sizes.pop(oldest)
         path = self._path(response)
         part = path.with_suffix(".part")
         try:
@@ -180,6 +189,7 @@ class FeatureCache:
                 f"the feature cache {self._directory} cannot be written ({error.strerror}); free space or lower "
                 "--feature_cache_gib"
             ) from error
+        self.num_bytes += captured.num_bytes - self._sizes.get(path, 0)
         self._sizes[path] = captured.num_bytes
 
     def _path(self, response: Response) -> Path:

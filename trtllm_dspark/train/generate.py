@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_dspark.errors import ConfigError, RequestError, UsageError
-from trtllm_dspark.runtime import Request, SamplingParams, Session, Tokenizer
-from trtllm_dspark.runtime.closed_loop import run_closed_loop
+from trtllm_dspark.runtime import Request, SamplingParams, Tokenizer
 from trtllm_dspark.runtime.request import check_request
+from trtllm_dspark.train.answer import Answerer, Stop
+from trtllm_dspark.train.features import FeatureCache
 from trtllm_dspark.train.responses import Response, read_responses
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,6 @@ FLAGS_FILE = "generation.json"
 MIN_RESPONSE = 2
 """Shorter responses hold no block."""
 Told = Callable[[Response], None]
-Stop = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,9 @@ class GenerationConfig:
         responses_per_prompt: responses drawn for each prompt.
         max_response_len: tokens of a response at most.
         num_self_made: user's turns the target writes itself, at temperature 1.
-        max_turn_len: tokens of such a turn; longer ones are dropped.
+        num_continued: user's turns that begin as one of the prompts, drawn from all domains alike, and that the target
+            ends, at temperature 1.
+        max_turn_len: tokens that the target writes of such turns; those it does not end are dropped.
         batch_size: requests in flight.
         seed: decides every draw.
 
@@ -63,6 +66,7 @@ class GenerationConfig:
     responses_per_prompt: int = 1
     max_response_len: int = 128
     num_self_made: int = 0
+    num_continued: int = 0
     max_turn_len: int = 64
     batch_size: int = 64
     seed: int = 0
@@ -70,6 +74,9 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         if len(self.temperatures) != len(self.temperature_shares) or not self.temperatures:
             raise ConfigError("temperatures and their shares must be as many; give one share a temperature")
+        for name in ("num_self_made", "num_continued"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
         if min(self.temperatures) < 0 or min(self.temperature_shares) <= 0:
             raise ConfigError("temperatures must be at least 0 and their shares above 0")
         for name in ("responses_per_prompt", "max_response_len", "max_turn_len", "batch_size"):
@@ -78,59 +85,65 @@ class GenerationConfig:
 
 
 def generate(
-    session: Session,
+    answerer: Answerer,
     turns: Sequence[UserTurn],
     config: GenerationConfig,
     path: Path,
     *,
     source: str = "",
+    features: FeatureCache | None = None,
     told: Told = lambda response: None,
     stop: Stop = lambda: False,
 ) -> None:
     """Append responses to `path`; those it holds already are not drawn again.
 
-    A response's tokens depend on the seed and its index alone, so an interrupted generation goes on where it was.
+    A response's draws depend on the seed and its index alone, so an interrupted generation goes on where it was.
 
     Args:
-        session: an idle session without speculation.
+        answerer: idle.
         turns: user's turns; order decides the index.
         config: how responses are drawn.
         path: responses file.
         source: names the target.
+        features: keeps what the answerer captures on the way.
         told: called with each response after it is written.
         stop: asked after every round; true ends the generation.
 
     Raises:
-        RequestError: a prompt does not fit the session, or there is no tokenizer or chat template.
+        RequestError: a prompt does not fit the target's sequences, or there is no tokenizer or chat template.
         ConfigError: an earlier generation that stands there had another target, prompts or `config`.
         UsageError: a file of an earlier generation is damaged.
     """
-    tokenizer = session.tokenizer
+    tokenizer = answerer.tokenizer
     if tokenizer is None or not tokenizer.has_chat_template:
         raise RequestError("generating responses needs a tokenizer with a chat template; give --responses_file instead")
     _check_same(path.with_name(FLAGS_FILE), source, turns, config)
-    vocab = session.limits.vocab_size
+    vocab = answerer.limits.vocab_size
     done = {response.index for response in read_responses(path, vocab, unfinished=True)} if path.exists() else set()
     _drop_cut_line(path)
     rng = np.random.default_rng(config.seed)
-    own = _self_made_turns(session, tokenizer, config, path, stop) if config.num_self_made else []
+    own = _own_turns(answerer, tokenizer, turns, config, path, stop)
     everyone = _spread([*turns, *own]) * config.responses_per_prompt
     shares = np.asarray(config.temperature_shares) / sum(config.temperature_shares)
     temperatures = rng.choice(config.temperatures, len(everyone), p=shares)
-    requests = _requests(session, tokenizer, everyone, temperatures, config, done)
+    requests = _requests(answerer, tokenizer, everyone, temperatures, config, done)
     with path.open("a", encoding="utf-8") as stream:
-        for index, prompt, answer in _finished(session, requests, config.batch_size, stop):
-            if len(answer) < MIN_RESPONSE:
+        for answer in answerer.answers(requests, config.batch_size, stop=stop, keep_features=features is not None):
+            if len(answer.token_ids) < MIN_RESPONSE:
                 continue
-            ids = (*prompt, *answer)
+            index, prompt = answer.index, answer.request.prompt_token_ids
+            ids = (*map(int, prompt), *answer.token_ids)
             response = Response(everyone[index].domain, float(temperatures[index]), len(prompt), ids, index)
+            if features is not None and answer.captured is not None:
+                # Before the response: whoever finds it finds its features.
+                features.put(response, answer.captured)
             stream.write(response.to_json() + "\n")
             stream.flush()
             told(response)
 
 
 def _requests(
-    session: Session,
+    answerer: Answerer,
     tokenizer: Tokenizer,
     turns: Sequence[UserTurn],
     temperatures: NDArray[np.float64],
@@ -146,7 +159,7 @@ def _requests(
         )
         request = Request(str(index), tokenizer.encode_chat([{"role": "user", "content": turn.text}]), params)
         try:
-            check_request(request, session.limits)
+            check_request(request, answerer.limits)
         except RequestError as error:
             if error.code != "prompt_too_long":
                 raise RequestError(f"prompt on line {turn.line}: {error}", code=error.code) from error
@@ -158,41 +171,69 @@ def _requests(
             "%d prompts are longer than the %d tokens of a sequence and are left out (the first is on line %d); "
             "--max_seq_len takes them",
             len(too_long),
-            session.limits.max_seq_len,
+            answerer.limits.max_seq_len,
             too_long[0],
         )
     return requests
 
 
-def _self_made_turns(
-    session: Session, tokenizer: Tokenizer, config: GenerationConfig, path: Path, stop: Stop
+def _own_turns(
+    answerer: Answerer,
+    tokenizer: Tokenizer,
+    turns: Sequence[UserTurn],
+    config: GenerationConfig,
+    path: Path,
+    stop: Stop,
 ) -> list[UserTurn]:
-    """Let the target go on from the template's beginning of a user's turn; turns kept from before are taken over."""
+    """Let the target write user's turns from the template's beginning of one, or from the beginning of a prompt.
+
+    Turns kept from before are taken over.
+    """
+    begun = [UserTurn("", SELF_MADE)] * config.num_self_made + _beginnings(turns, config)
+    if not begun:
+        return []
     mark = "\u2063turn\u2063"
     before = tokenizer.render_chat([{"role": "user", "content": mark}]).partition(mark)[0]
-    prefix = tokenizer.encode(before, add_special_tokens=False)
-    if not prefix:
+    if not tokenizer.encode(before, add_special_tokens=False):
         raise RequestError(
-            "the chat template puts nothing before a user's turn to start from; leave out --num_self_made"
+            "the chat template puts nothing before a user's turn to start from; leave out --num_self_made and "
+            "--num_continued"
         )
     kept = path.with_name(TURNS_FILE)
     texts = _kept_turns(kept)
-    requests = [
-        Request(
-            str(index),
-            prefix,
-            SamplingParams(temperature=1.0, seed=_seed(config.seed, index, 1), max_tokens=config.max_turn_len),
-        )
-        for index in range(config.num_self_made)
-        if index not in texts
-    ]
+    requests = []
+    for index, turn in enumerate(begun):
+        if index in texts:
+            continue
+        params = SamplingParams(temperature=1.0, seed=_seed(config.seed, index, 1), max_tokens=config.max_turn_len)
+        request = Request(str(index), tokenizer.encode(before + turn.text, add_special_tokens=False), params)
+        # A prompt that is too long is refused, by its line, when it is answered itself.
+        if len(request.prompt_token_ids) < answerer.limits.max_seq_len:
+            requests.append(request)
     with kept.open("a", encoding="utf-8") as stream:
-        for index, _, answer in _finished(session, requests, config.batch_size, stop):
-            ended = answer[-1] in tokenizer.eos_token_ids
-            texts[index] = tokenizer.decode(answer[:-1]).strip() if ended else ""
+        for answer in answerer.answers(requests, config.batch_size, stop=stop, keep_features=False):
+            ids, index = answer.token_ids, answer.index
+            ended = ids[-1] in tokenizer.eos_token_ids
+            texts[index] = (begun[index].text + tokenizer.decode(ids[:-1])).strip() if ended else ""
             stream.write(json.dumps({"index": index, "text": texts[index]}) + "\n")
             stream.flush()
-    return [UserTurn(texts[index], SELF_MADE) for index in range(config.num_self_made) if texts.get(index)]
+    return [UserTurn(texts[index], turn.domain) for index, turn in enumerate(begun) if texts.get(index)]
+
+
+def _beginnings(turns: Sequence[UserTurn], config: GenerationConfig) -> list[UserTurn]:
+    """Return the first fifth to three fifths of the words of prompts, the domains by turns."""
+    domains = sorted({turn.domain for turn in turns})
+    if config.num_continued and not domains:
+        raise ConfigError("--num_continued begins as prompts do; give --prompts_file")
+    begun = []
+    for number in range(config.num_continued):
+        rng = np.random.default_rng([config.seed, number, 2])
+        mine = [turn for turn in turns if turn.domain == domains[number % len(domains)]]
+        turn = mine[rng.integers(len(mine))]
+        words = re.findall(r"\s*\S+", turn.text)
+        text = "".join(words[: max(1, round(len(words) * rng.uniform(0.2, 0.6)))])
+        begun.append(UserTurn(text, turn.domain, turn.line))
+    return begun
 
 
 def _kept_turns(path: Path) -> dict[int, str]:
@@ -226,35 +267,6 @@ def _check_same(path: Path, source: str, turns: Sequence[UserTurn], config: Gene
             f"the responses in {path.parent} were drawn with other {' and '.join(changed)}; resume with the same, or "
             "leave out --resume to begin anew"
         )
-
-
-def _finished(
-    session: Session, requests: Iterable[Request], batch_size: int, stop: Stop
-) -> Iterator[tuple[int, list[int], list[int]]]:
-    """Yield index, prompt and answer of each request that ends; after `stop` the rest is cancelled."""
-    pending: dict[str, Request] = {}
-    answers: dict[str, list[int]] = {}
-
-    def admitted() -> Iterator[Request]:
-        for request in requests:
-            if stop():
-                return
-            pending[request.request_id] = request
-            answers[request.request_id] = []
-            yield request
-
-    stopping = False
-    for output in run_closed_loop(session, admitted(), batch_size=batch_size):
-        answers[output.request_id] += output.new_token_ids
-        if output.finished:
-            request = pending.pop(output.request_id)
-            answer = answers.pop(output.request_id)
-            if output.finish_reason in ("stop", "length"):
-                yield int(request.request_id), list(request.prompt_token_ids), answer
-        if not stopping and stop():
-            stopping = True
-            for name in pending:
-                session.cancel(name)
 
 
 def _spread(turns: Sequence[UserTurn]) -> list[UserTurn]:

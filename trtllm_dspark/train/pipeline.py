@@ -24,6 +24,7 @@ from trtllm_dspark.checkpoint import (
 )
 from trtllm_dspark.checkpoint.config import DrafterKind
 from trtllm_dspark.errors import CheckpointError, ConfigError
+from trtllm_dspark.train.answer import Answerer, SessionAnswerer
 from trtllm_dspark.train.data import BatchConfig
 from trtllm_dspark.train.export import whole_arrays, write_drafter
 from trtllm_dspark.train.features import Capturer, FeatureCache, common_prefix
@@ -43,6 +44,8 @@ from trtllm_dspark.train.responses import Response
 from trtllm_dspark.train.saved_state import load_state
 from trtllm_dspark.train.schedule import Schedule
 from trtllm_dspark.train.target_engine import FeatureTarget, write_feature_target
+from trtllm_dspark.train.torch_answer import TorchAnswerer
+from trtllm_dspark.train.torch_target import TorchTarget
 from trtllm_dspark.train.traffic import read_traffic
 from trtllm_dspark.train.trainer import StepReport, Steps, Trainer, TrainerConfig, full_draft_config, run
 from trtllm_dspark.train.walk import accepted_len
@@ -54,6 +57,7 @@ STATE_DIR = "state"
 DRAFTER_DIR = "drafter"
 TARGET_DIR = "target"
 CACHE_DIR = "features"
+GENERATED_DIR = "generated_features"
 TRAFFIC_DIR = "traffic_features"
 
 
@@ -86,7 +90,7 @@ class TrainConfig:
     warmup_steps: int = 10
     decay_share: float = 0.6
     top_k: int = 128
-    weight_dtype: Literal["float32", "int8"] = "float32"
+    weight_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
     feature_cache_gib: float = 8.0
     max_seq_len: int = 512
     num_threads: int = 2
@@ -149,8 +153,66 @@ class Preparation:
             self.target,
             self.drafter.target_layer_ids,
             max_seq_len=config.max_seq_len,
-            weight_dtype=config.weight_dtype,
+            weight_dtype="int8" if config.weight_dtype == "int8" else "float32",
         )
+
+    def answerer(self, batch_size: int) -> Answerer:
+        """Load what answers prompts; `close` it before training.
+
+        Raises:
+            ConfigError: the target comes without a tokenizer or chat template.
+        """
+        config, target = self.config, self.feature_target
+        if config.weight_dtype == "int8":
+            return SessionAnswerer(target.session(max_batch_size=batch_size, num_threads=config.num_threads))
+        tokenizer = target.tokenizer()
+        bfloat16 = config.weight_dtype == "bfloat16"
+        model = TorchTarget(
+            self.target.config, self.target.arrays, target.layer_ids, config.max_seq_len, bfloat16=bfloat16
+        )
+        return TorchAnswerer(
+            model,
+            tokenizer,
+            target.limits(batch_size),
+            num_threads=config.num_threads,
+            draft_token_ids=self.draft_token_ids,
+            top_k=config.top_k,
+        )
+
+    @property
+    def answered_by(self) -> str:
+        """Name of what decides an answer besides flags: the target's contents and the type it computes in."""
+        files, _, _ = self.feature_target.source.partition(".")
+        return f"{files}.{self.config.weight_dtype}"
+
+    def generated_features(self) -> FeatureCache:
+        """Open the cache of what was captured while prompts were answered.
+
+        Up to the cap they stay: captured again, a sequence's features would round in another way, and a resumed run
+        would train on others than before.
+        """
+        key = {**self._feature_key(), "while_answering": self.config.weight_dtype}
+        return FeatureCache(self.config.output_dir / GENERATED_DIR, self._max_bytes, key, drop_oldest=False)
+
+    def captured_features(self, num_bytes_taken: int) -> FeatureCache:
+        """Open the cache of what is captured when a step needs it, for what others leave of the cap."""
+        return FeatureCache(
+            self.config.output_dir / CACHE_DIR, max(self._max_bytes - num_bytes_taken, 0), self._feature_key()
+        )
+
+    @property
+    def _max_bytes(self) -> int:
+        return int(self.config.feature_cache_gib * 2**30)
+
+    def _feature_key(self) -> dict[str, Any]:
+        ids = self.draft_token_ids
+        return {
+            "target": [file.sha256 for file in self.target.files],
+            "layers": self.drafter.target_layer_ids,
+            "weight_dtype": "int8" if self.config.weight_dtype == "int8" else "float32",
+            "top_k": self.config.top_k,
+            "draft_vocab": None if ids is None else hashlib.sha256(ids.tobytes()).hexdigest(),
+        }
 
     def _new_config(self) -> DrafterConfig:
         config, target = self.config, self.target.config
@@ -201,10 +263,10 @@ class Run:
         config = preparation.config
         self.config, self.target, self.drafter = config, preparation.target, preparation.drafter
         self.draft_token_ids = preparation.draft_token_ids
-        given = None
+        given = [preparation.generated_features()]
         if traffic is not None:
-            given = FeatureCache(config.output_dir / TRAFFIC_DIR, sys.maxsize, str(traffic.resolve()))
-            responses = [*responses, *read_traffic(traffic, self.target, self.drafter, given)]
+            given.append(FeatureCache(config.output_dir / TRAFFIC_DIR, sys.maxsize, str(traffic.resolve())))
+            responses = [*responses, *read_traffic(traffic, self.target, self.drafter, given[-1])]
         kept = [
             response
             for response in responses
@@ -239,7 +301,7 @@ class Run:
             self._frozen(source, config.max_seq_len + self.drafter.block_size),
             kept,
             capturers,
-            self._cache(),
+            preparation.captured_features(given[0].num_bytes),
             self.draft_token_ids,
             given,
         )
@@ -369,17 +431,6 @@ class Run:
             head = np.ascontiguousarray(head[self.draft_token_ids])
         embedding = torch.from_numpy(np.array(rows("embed.weight")))
         return Frozen.of(embedding, torch.from_numpy(np.array(head)), self.drafter.backbone, num_positions)
-
-    def _cache(self) -> FeatureCache:
-        ids = self.draft_token_ids
-        key: dict[str, Any] = {
-            "target": [file.sha256 for file in self.target.files],
-            "layers": self.drafter.target_layer_ids,
-            "weight_dtype": self.config.weight_dtype,
-            "top_k": self.config.top_k,
-            "draft_vocab": None if ids is None else hashlib.sha256(ids.tobytes()).hexdigest(),
-        }
-        return FeatureCache(self.config.output_dir / CACHE_DIR, int(self.config.feature_cache_gib * 2**30), key)
 
 
 def _digest(responses: Sequence[Response]) -> str:

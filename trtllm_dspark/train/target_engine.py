@@ -41,8 +41,13 @@ class FeatureTarget:
 
     def open(self, *, max_batch_size: int, num_threads: int) -> OnnxRuntimeEngine:
         """Load an engine of `max_batch_size` slots."""
+        limits = self.limits(max_batch_size)
+        return OnnxRuntimeEngine(self.directory, self.checkpoint.config, None, limits, num_threads=num_threads)
+
+    def limits(self, max_batch_size: int) -> EngineLimits:
+        """Return what an engine of `max_batch_size` slots takes."""
         config = self.checkpoint.config
-        limits = EngineLimits(
+        return EngineLimits(
             max_batch_size=max_batch_size,
             max_seq_len=self.max_seq_len,
             max_num_tokens=max(max_batch_size, min(self.max_seq_len, MAX_PASS_TOKENS)),
@@ -53,10 +58,18 @@ class FeatureTarget:
             mask_token_id=0,
             has_drafter=False,
         )
-        return OnnxRuntimeEngine(self.directory, config, None, limits, num_threads=num_threads)
 
     def session(self, *, max_batch_size: int, num_threads: int) -> Session:
         """Load a session that generates plainly; `close` it before training.
+
+        Raises:
+            ConfigError: the target comes without a tokenizer or chat template.
+        """
+        tokenizer = self.tokenizer()
+        return Session(self.open(max_batch_size=max_batch_size, num_threads=num_threads), tokenizer)
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the target's tokenizer.
 
         Raises:
             ConfigError: the target comes without a tokenizer or chat template.
@@ -68,13 +81,12 @@ class FeatureTarget:
             )
         config = self.checkpoint.config
         eos = assets.generation_config.get("eos_token_id", config.eos_token_ids)
-        tokenizer = Tokenizer(
+        return Tokenizer(
             assets.tokenizer_json,
             chat_template=assets.chat_template,
             eos_token_ids=(eos,) if isinstance(eos, int) else tuple(eos),
             bos_token_id=config.bos_token_id,
         )
-        return Session(self.open(max_batch_size=max_batch_size, num_threads=num_threads), tokenizer)
 
 
 def write_feature_target(

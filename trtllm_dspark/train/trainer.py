@@ -116,7 +116,7 @@ class Trainer:
         capturers: one a thread.
         cache: of captured sequences.
         draft_token_ids: [Vd] target ids, or None for all.
-        given: sequences that came with their features.
+        given: caches of sequences that came with their features.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Trainer:
         capturers: Sequence[Capturer],
         cache: FeatureCache,
         draft_token_ids: NDArray[np.int64] | None,
-        given: FeatureCache | None = None,
+        given: Sequence[FeatureCache] = (),
     ) -> None:
         if trainer.batch.sample_positions and config.markov_head == "rnn":
             raise ConfigError("an rnn head needs every position of a block; leave out --sample_positions")
@@ -205,8 +205,8 @@ class Trainer:
 
         def one(response: Response) -> Captured:
             with self._cache_lock:
-                known = None if self._given is None else self._given.get(response)
-                known = self._cache.get(response) if known is None else known
+                held = next((cache for cache in (*self._given, self._cache) if response in cache), None)
+                known = None if held is None else held.get(response)
             if known is not None:
                 return known
             if response.first_position:
