@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trtllm_dspark.train.features import Captured
 from trtllm_dspark.train.layers import Blocks
@@ -16,6 +17,9 @@ from trtllm_dspark.train.responses import Response
 
 _ROWS, _ORDER, _ANCHORS = range(3)
 """What a generator is seeded for, besides the run's seed: no two draw the same numbers."""
+BFLOAT16_ROWS = 64
+"""Numbers of rows are rounded up to multiples of it, with rows that nothing reads or that weigh 0: a product in
+bfloat16 is compiled for each shape it has not had yet, which takes longer than the product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,7 @@ def collate(
     config: BatchConfig,
     draft_ids: NDArray[np.int64] | None,
     total_weight: float,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Blocks, Targets]:
     """Turn a share into tensors.
 
@@ -148,11 +153,14 @@ def collate(
         config: the step's.
         draft_ids: [V] draft id of each target id, -1 where the drafter has none; None where they are the same.
         total_weight: sum of the weights of the whole step.
+        dtype: of the features, and of the products that `Blocks` are for.
     """
-    gamma = config.block_size
-    features, places_seen, index = _contexts(share, captured)
+    gamma, multiple = config.block_size, BFLOAT16_ROWS if dtype == torch.bfloat16 else 1
+    share = _filled(share, multiple, gamma)
+    features, places_seen, index = _contexts(share, captured, multiple, gamma, dtype)
     first = np.array([responses[i].first_position for i in share.indices])
     sequence_of_token = np.repeat(np.arange(len(share.indices)), share.anchors.max(1))
+    positions, filled = places_seen + first[sequence_of_token], len(features) - len(places_seen)
     tokens = [np.asarray(responses[i].token_ids, np.int64) for i in share.indices]
     following = np.concatenate([ids[1 : end + 1] for ids, end in zip(tokens, share.anchors.max(1), strict=True)])
     starts = np.array([responses[i].response_start for i in share.indices])
@@ -172,12 +180,12 @@ def collate(
         known = top_ids >= 0
         top_ids, top_probs = np.where(known, top_ids, 0), np.where(known, top_probs, 0)
     blocks = Blocks(
-        torch.from_numpy(features),
-        torch.from_numpy(places_seen + first[sequence_of_token]),
+        features,
+        torch.from_numpy(np.pad(positions, (0, filled))),
         torch.from_numpy(index),
         torch.from_numpy(share.anchors + first[:, None]),
         torch.from_numpy(share.anchors),
-        torch.from_numpy(following),
+        torch.from_numpy(np.pad(following, (0, filled))),
         torch.from_numpy(ids),
         torch.from_numpy(np.ascontiguousarray(sequence[..., :-1])),
         torch.from_numpy(share.rows),
@@ -193,20 +201,31 @@ def collate(
     return blocks, targets
 
 
+def _filled(share: Share, multiple: int, gamma: int) -> Share:
+    """Round the number of wanted rows up; where all slots are wanted it is the same in every step."""
+    count, num_slots = len(share.rows), share.anchors.size * gamma
+    extra = min(-(-count // multiple) * multiple, num_slots - 1) - count
+    if not count or extra <= 0:
+        return share
+    rows = np.append(share.rows, np.repeat(share.rows[-1:], extra))
+    return replace(share, rows=rows, weights=np.append(share.weights, np.zeros(extra, np.float32)))
+
+
 def _contexts(
-    share: Share, captured: Sequence[Captured]
-) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
-    """Pack the contexts up to each sequence's last anchor."""
+    share: Share, captured: Sequence[Captured], multiple: int, gamma: int, dtype: torch.dtype
+) -> tuple[Tensor, NDArray[np.int64], NDArray[np.int64]]:
+    """Pack the contexts up to each sequence's last anchor; rows behind them are zeros."""
     lengths = share.anchors.max(1)
-    features = np.concatenate(
-        [
-            one.features[:length].astype(np.float32) * one.scales[:length]
-            for one, length in zip(captured, lengths, strict=True)
-        ]
-    )
+    ends = np.cumsum(lengths)
+    features = torch.empty(-(-int(ends[-1]) // multiple) * multiple, captured[0].features.shape[1], dtype=dtype)
+    features[ends[-1] :] = 0
+    for one, end, length in zip(captured, ends, lengths, strict=True):
+        half = torch.from_numpy(one.features[:length])
+        features[end - length : end] = half.float().mul_(torch.from_numpy(one.scales[:length]))
     positions = np.concatenate([np.arange(length) for length in lengths])
-    offsets = np.cumsum(lengths) - lengths
-    index = offsets[:, None] + np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
+    # Attention works on rows of a context and a block's own slots.
+    longest = -(-(lengths.max() + gamma) // multiple) * multiple - gamma if multiple > 1 else lengths.max()
+    index = (ends - lengths)[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
     return features, positions, index
 
 

@@ -153,8 +153,12 @@ class FeatureCache:
         path = self._path(response)
         if path not in self._sizes:
             return None
-        with np.load(path) as arrays:
-            return Captured(arrays["features"], arrays["scales"], arrays["top_ids"], arrays["top_probs"])
+        try:
+            with np.load(path) as arrays:
+                return Captured(arrays["features"], arrays["scales"], arrays["top_ids"], arrays["top_probs"])
+        except FileNotFoundError:
+            # Another thread's `put` dropped it.
+            return None
 
     def __contains__(self, response: Response) -> bool:
         return self._path(response) in self._sizes

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.graph._rope import rope_tables
+from trtllm_dspark.train.operations import attend, rms_norm, rotate_halves
 
 Parameters = Mapping[str, Tensor]
 
@@ -70,15 +71,20 @@ class Blocks:
     rows: Tensor
 
 
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x W^T (+ bias) in the weight's precision."""
+    return F.linear(x.to(weight.dtype), weight, None if bias is None else bias.to(weight.dtype))
+
+
 def linear(parameters: Parameters, name: str, x: Tensor) -> Tensor:
     """Return x W^T (+ bias) of `name`."""
-    return F.linear(x, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
+    return product(x, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return the RMSNorm of x over its last axis."""
     # Products in bfloat16 are normed in the weight's own precision.
-    return F.rms_norm(x.to(weight.dtype), (x.shape[-1],), weight, eps)
+    return rms_norm(x, weight, eps)
 
 
 def key_value(
@@ -87,14 +93,14 @@ def key_value(
     """Return K (normed, rotated) and V [rows, Hkv, D] of rows x at their positions."""
     name, shape = f"layers.{layer}", (-1, model.num_kv_heads, model.head_dim)
     keys = norm(linear(parameters, f"{name}.k", x).view(shape), parameters[f"{name}.k_norm.weight"], model.rms_norm_eps)
-    return rotate(keys, frozen, positions), linear(parameters, f"{name}.v", x).view(shape)
+    values = linear(parameters, f"{name}.v", x).view(shape)
+    return rotate(keys, frozen, positions).to(values.dtype), values
 
 
 def rotate(x: Tensor, frozen: Frozen, positions: Tensor) -> Tensor:
     """Rotate halves of [rows, heads, D] by their position."""
     cos, sin = frozen.cos[positions][:, None], frozen.sin[positions][:, None]
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    return rotate_halves(x, cos, sin)
 
 
 def attention(
@@ -114,24 +120,16 @@ def attention(
         [S A gamma, H D].
     """
     sequences, blocks, gamma, heads, size = queries.shape
-    kv_heads, length = keys.shape[2], keys.shape[1]
+    kv_heads = keys.shape[2]
     groups = heads // kv_heads
     # [S, Hkv, A, gamma, G, D]: one product a sequence and KV head over all its blocks.
-    q = (queries * (1 / math.sqrt(size))).view(sequences, blocks, gamma, kv_heads, groups, size)
-    q = q.permute(0, 3, 1, 2, 4, 5).contiguous()
-    rows = gamma * groups
-    scores = q.view(sequences, kv_heads, blocks * rows, size) @ keys.permute(0, 2, 3, 1)
-    scores = scores.view(sequences, kv_heads, blocks, rows, length)
-    scores = scores.masked_fill(hidden_keys[:, None, :, None], float("-inf"))
-    k, v = (own.permute(0, 3, 1, 2, 4) for own in (own_keys, own_values))
-    own_scores = q.view(sequences, kv_heads, blocks, rows, size) @ k.transpose(-1, -2)
-    weights = torch.softmax(torch.cat([scores, own_scores], -1), -1)
-    seen, own = weights[..., :length], weights[..., length:]
-    out = seen.reshape(sequences, kv_heads, blocks * rows, length) @ values.permute(0, 2, 1, 3)
-    out = out.view(sequences, kv_heads, blocks, rows, size) + own @ v
+    q = (queries * (1 / math.sqrt(size))).to(values.dtype).view(sequences, blocks, gamma, kv_heads, groups, size)
+    q = q.permute(0, 3, 1, 2, 4, 5).reshape(sequences, kv_heads, blocks, gamma * groups, size)
+    k, v = (given.permute(0, 2, 1, 3) for given in (keys, values))
+    own_k, own_v = (own.permute(0, 3, 1, 2, 4) for own in (own_keys, own_values))
+    out = attend(q, k, v, own_k, own_v, hidden_keys[:, None, :, None])
     out = out.view(sequences, kv_heads, blocks, gamma, groups, size).permute(0, 2, 3, 1, 4, 5)
-    flat: Tensor = out.reshape(sequences * blocks * gamma, heads * size)
-    return flat
+    return out.reshape(sequences * blocks * gamma, heads * size)
 
 
 def queries_of(
@@ -147,5 +145,6 @@ def finish_layer(parameters: Parameters, model: ModelConfig, layer: int, x: Tens
     name = f"layers.{layer}"
     x = x + linear(parameters, f"{name}.o", attended)
     normed = norm(x, parameters[f"{name}.mlp_norm.weight"], model.rms_norm_eps)
-    gate = F.silu(F.linear(normed, parameters[f"{name}.gate.weight"]))
-    return x + F.linear(gate * F.linear(normed, parameters[f"{name}.up.weight"]), parameters[f"{name}.down.weight"])
+    normed = normed.to(parameters[f"{name}.gate.weight"].dtype)
+    gate = F.silu(product(normed, parameters[f"{name}.gate.weight"]))
+    return x + product(gate * product(normed, parameters[f"{name}.up.weight"]), parameters[f"{name}.down.weight"])

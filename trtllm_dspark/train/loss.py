@@ -105,11 +105,11 @@ class _DraftLoss(torch.autograd.Function):
         ce_weights: Tensor,
         l1_weights: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        logits = logits.float()
-        scale = torch.logsumexp(logits, -1, keepdim=True)
-        safe = labels.clamp_min(0)[:, None]
-        cross_entropy = torch.where(labels >= 0, (scale - logits.gather(1, safe))[:, 0], 0.0)
-        probs = (logits - scale).exp_()
+        probs = torch.softmax(logits, -1, dtype=torch.float32)
+        # The largest probability is at least 1 / Vd, so its logarithm tells the sum of the exponentials.
+        scale = logits.amax(-1).float() - probs.amax(-1).log()
+        label_logits = logits.gather(1, labels.clamp_min(0)[:, None])[:, 0].float()
+        cross_entropy = torch.where(labels >= 0, scale - label_logits, 0.0)
         chosen = probs.gather(1, top_ids)
         accept = torch.minimum(chosen, top_probs).sum(-1)
         ctx.save_for_backward(probs, top_ids, top_probs, chosen, labels, ce_weights, l1_weights)
@@ -123,7 +123,8 @@ class _DraftLoss(torch.autograd.Function):
         ce_weights = torch.where(labels >= 0, ce_weights, 0.0) * outer
         # d L1 / d p = -2 where the drafter gives less than the target; then the softmax's own derivative.
         slopes = (chosen < top_probs) * chosen * (-2 * l1_weights * outer)[:, None]
-        grad = probs * (ce_weights - slopes.sum(-1))[:, None]
+        # In place: nothing else reads the probabilities, and PyTorch refuses a second call.
+        grad = probs.mul_((ce_weights - slopes.sum(-1))[:, None])
         grad.scatter_add_(1, top_ids, slopes)
         grad.scatter_add_(1, labels.clamp_min(0)[:, None], -ce_weights[:, None])
         return grad, None, None, None, None, None

@@ -23,6 +23,7 @@ from trtllm_dspark.train.layers import (
     key_value,
     linear,
     norm,
+    product,
     queries_of,
 )
 
@@ -46,18 +47,23 @@ def predict(parameters: Parameters, frozen: Frozen, config: DrafterConfig, block
     """Run the drafter teacher-forced over all blocks."""
     if config.autoregressive:
         hidden = autoregressive.unroll(parameters, frozen, config, blocks)[blocks.rows]
-        return Predictions(hidden, F.linear(hidden, frozen.head), None)
+        return Predictions(hidden, product(hidden, frozen.head), None)
     hidden = backbone(parameters, frozen, config, blocks)
-    previous = blocks.previous_ids.reshape(-1)[blocks.rows]
-    state = _head_state(parameters, config, blocks, hidden, previous)
-    logits = F.linear(hidden, frozen.head)
+    # Once for both heads: its gradient is collected row by row.
+    embedded = None
+    if config.markov_head != "none":
+        embedded = markov_rows(parameters, blocks.previous_ids.reshape(-1)[blocks.rows])
+    state = None if embedded is None else _head_state(parameters, config, hidden, embedded)
+    logits = product(hidden, frozen.head)
     if state is not None:
-        logits = torch.addmm(logits, state, parameters["markov.w2.weight"].t())
+        w2 = parameters["markov.w2.weight"]
+        logits = logits.addmm_(state.to(w2.dtype), w2.t())
     confidence = None
     if config.confidence:
         inputs = hidden
         if config.confidence_with_markov:
-            inputs = torch.cat([hidden, F.embedding(previous, parameters["markov.w1.weight"])], -1)
+            assert embedded is not None
+            inputs = torch.cat([hidden, embedded], -1)
         confidence = inputs @ parameters["confidence.weight"] + parameters["confidence.bias"]
     return Predictions(hidden, logits, confidence)
 
@@ -66,15 +72,16 @@ def backbone(parameters: Parameters, frozen: Frozen, config: DrafterConfig, bloc
     """Return the hidden rows [n, d] of the wanted slots, after the final norm."""
     model = config.backbone
     eps = model.rms_norm_eps
-    context = F.linear(blocks.features, parameters["fc.weight"])
-    context = norm(context, parameters["hidden_norm.weight"], eps)
+    context = product(blocks.features, parameters["fc.weight"])
+    context = norm(context, parameters["hidden_norm.weight"], eps).to(context.dtype)
     num_sequences, num_blocks, gamma = blocks.input_ids.shape
     positions = (blocks.anchors[..., None] + torch.arange(gamma)).reshape(-1)
     hidden_keys = torch.arange(blocks.context_index.shape[1]) >= blocks.context_lens[..., None]
     x = frozen.embedding[blocks.input_ids.reshape(-1)]
     for layer in range(model.num_layers):
         name = f"layers.{layer}"
-        normed = norm(x, parameters[f"{name}.attn_norm.weight"], eps)
+        # Cast once for its three products.
+        normed = norm(x, parameters[f"{name}.attn_norm.weight"], eps).to(context.dtype)
         keys, values = key_value(parameters, frozen, model, layer, context, blocks.context_positions)
         own_keys, own_values = key_value(parameters, frozen, model, layer, normed, positions)
         queries = queries_of(parameters, frozen, model, layer, normed, positions)
@@ -94,7 +101,7 @@ def backbone(parameters: Parameters, frozen: Frozen, config: DrafterConfig, bloc
 
 
 def head_step(
-    parameters: Parameters, config: DrafterConfig, hidden: Tensor, previous: Tensor, state: Tensor | None
+    parameters: Parameters, config: DrafterConfig, hidden: Tensor, rows: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Run the sequential head on rows of one slot.
 
@@ -102,13 +109,12 @@ def head_step(
         parameters: canonical name -> tensor.
         config: of the drafter; it has a sequential head.
         hidden: [n, d] hidden rows of the slot.
-        previous: [n] target ids of the token before.
+        rows: [n, r] `markov_rows` of the token before.
         state: [n, r] of an rnn head, None for its zeros and for other heads.
 
     Returns:
         What W2 multiplies, [n, r], and the next state.
     """
-    rows = F.embedding(previous, parameters["markov.w1.weight"])
     if config.markov_head == "vanilla":
         return rows, None
     if config.markov_head == "gated":
@@ -120,16 +126,17 @@ def head_step(
     return torch.tanh(output), gate * state + (1 - gate) * torch.tanh(candidate)
 
 
-def _head_state(
-    parameters: Parameters, config: DrafterConfig, blocks: Blocks, hidden: Tensor, previous: Tensor
-) -> Tensor | None:
-    """Return what W2 multiplies for all rows, [n, r], or None without a sequential head."""
-    if config.markov_head == "none":
-        return None
+def markov_rows(parameters: Parameters, previous: Tensor) -> Tensor:
+    """Return W1's rows [n, r] of target ids; their gradient is sparse, as W1 has a row for every token there is."""
+    return F.embedding(previous, parameters["markov.w1.weight"], sparse=True)
+
+
+def _head_state(parameters: Parameters, config: DrafterConfig, hidden: Tensor, rows: Tensor) -> Tensor:
+    """Return what W2 multiplies for all rows, [n, r]; the drafter has a sequential head."""
     if config.markov_head != "rnn":
-        return head_step(parameters, config, hidden, previous, None)[0]
+        return head_step(parameters, config, hidden, rows, None)[0]
     # The recurrence needs every slot, so all rows are wanted here.
-    slots, tokens = hidden.view(-1, config.block_size, hidden.shape[-1]), previous.view(-1, config.block_size)
+    slots, tokens = (one.view(-1, config.block_size, one.shape[-1]) for one in (hidden, rows))
     state: Tensor | None = None
     outputs = []
     for slot in range(config.block_size):

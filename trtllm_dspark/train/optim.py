@@ -6,7 +6,7 @@ Muon: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -15,6 +15,8 @@ from torch import Tensor
 
 _STEPS = ((8.2872, -23.5959, 17.3004), (4.1071, -2.9478, 0.5448), (3.9487, -2.9089, 0.5518), (3.3184, -2.4885, 0.51))
 """Coefficients of p(X) = aX + bX'X + c(X'X)^2 that drive singular values to 1 (Amsel et al., "The Polar Express")."""
+_PIECE = 65536
+"""Numbers of a parameter that are updated at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,33 +50,63 @@ class Optimizer:
             for kind in kinds:
                 self.state[f"{name}/{kind}"] = torch.zeros_like(value)
 
-    def step(self, grads: Mapping[str, Tensor], number: int, scale: float) -> None:
+    def step(self, shares: Sequence[Mapping[str, Tensor]], number: int, scale: float) -> None:
         """Apply one update.
 
         Args:
-            grads: name -> gradient.
+            shares: name -> gradient, of each share of the step; they are added in this order.
             number: step, from 1, for AdamW's bias correction.
             scale: factor of the schedule, 0..1.
         """
-        names = sorted(grads, key=lambda name: -grads[name].numel())
-        list(self._executor.map(lambda name: self._update(name, grads[name], number, scale), names))
+        names = sorted(self._parameters, key=lambda name: -self._parameters[name].numel())
+        list(
+            self._executor.map(lambda name: self._update(name, [grads[name] for grads in shares], number, scale), names)
+        )
 
     @torch.no_grad()
-    def _update(self, name: str, grad: Tensor, number: int, scale: float) -> None:
+    def _update(self, name: str, parts: Sequence[Tensor], number: int, scale: float) -> None:
         config, value = self._config, self._parameters[name]
+        if parts[0].is_sparse:
+            # One dense gradient, and not one a share.
+            indices, rows = (torch.cat(tensors) for tensors in zip(*map(_entries, parts), strict=True))
+            parts = [torch.zeros_like(value).index_add_(0, indices, rows)]
+        flat = [part.reshape(-1) for part in parts]
         if _is_matrix(name, value):
-            momentum = self.state[f"{name}/momentum"]
-            momentum.mul_(config.momentum).add_(grad)
-            update = orthogonalise(grad + config.momentum * momentum)
+            momentum = self.state[f"{name}/momentum"].view(-1)
+            update = torch.empty_like(value)
+            for piece in _pieces(value):
+                slope = _sum(flat, piece, value.dtype)
+                momentum[piece].mul_(config.momentum).add_(slope)
+                torch.add(slope, momentum[piece], alpha=config.momentum, out=update.view(-1)[piece])
+            update = orthogonalise(update)
             value.add_(update, alpha=-config.matrix_lr * scale * 0.2 * max(value.shape) ** 0.5)
             return
-        first, second = self.state[f"{name}/first"], self.state[f"{name}/second"]
+        first, second = self.state[f"{name}/first"].view(-1), self.state[f"{name}/second"].view(-1)
         beta1, beta2 = config.betas
-        first.lerp_(grad, 1 - beta1)
-        second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
         lr = scale * (config.head_lr if name.startswith("markov.w") else config.vector_lr)
-        size = second.div(1 - beta2**number).sqrt_().add_(config.eps)
-        value.addcdiv_(first, size, value=-lr / (1 - beta1**number))
+        for piece in _pieces(value):
+            slope = _sum(flat, piece, value.dtype)
+            first[piece].lerp_(slope, 1 - beta1)
+            second[piece].mul_(beta2).addcmul_(slope, slope, value=1 - beta2)
+            size = second[piece].div(1 - beta2**number).sqrt_().add_(config.eps)
+            value.view(-1)[piece].addcdiv_(first[piece], size, value=-lr / (1 - beta1**number))
+
+
+def _pieces(value: Tensor) -> list[slice]:
+    """Divide a tensor's numbers, so that all operations on a piece but the first find it in the processor's cache."""
+    return [slice(start, start + _PIECE) for start in range(0, value.numel(), _PIECE)]
+
+
+def _sum(parts: Sequence[Tensor], piece: slice, dtype: torch.dtype) -> Tensor:
+    """Add a piece of gradients in order."""
+    total = parts[0][piece].to(dtype, copy=True)
+    for part in parts[1:]:
+        total += part[piece]
+    return total
+
+
+def _entries(sparse: Tensor) -> tuple[Tensor, Tensor]:
+    return sparse._indices()[0], sparse._values()
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:

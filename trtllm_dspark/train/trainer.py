@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -147,6 +147,8 @@ class Trainer:
         self._pool = ThreadPoolExecutor(len(self._capturers), initializer=_single_threaded)
         self._cache_lock = threading.Lock()
         self._optimizer = Optimizer(parameters, trainer.optimizer, self._pool)
+        # What products read is cast once, and not in every share.
+        self._lent = replace(frozen, head=frozen.head.bfloat16()) if trainer.bfloat16 else frozen
 
     def close(self) -> None:
         """Release the threads."""
@@ -164,22 +166,20 @@ class Trainer:
         captured = self._captured(shares)
         capture_seconds = time.perf_counter() - started
         total_weight = float(sum(share.weights.sum(dtype=np.float64) for share in shares))
+        weights = self._weights()
+        # The last shares have the longest contexts; begun first, none of them is waited for at the end.
         jobs = [
-            self._pool.submit(self._share, share, [captured[int(i)] for i in share.indices], total_weight)
-            for share in shares
+            self._pool.submit(self._share, share, [captured[int(i)] for i in share.indices], total_weight, weights)
+            for share in reversed(shares)
         ]
-        results = [job.result() for job in jobs]
+        results = [job.result() for job in reversed(jobs)]
         loss = math.fsum(result.total for result in results)
         if not math.isfinite(loss):
             raise TrainingFailed(
                 f"the loss of step {number} is {loss}; the saved state is from before: lower the learning rate "
                 "(--lr_scale) and go on with --resume"
             )
-        grads = results[0].grads
-        for result in results[1:]:
-            for name, grad in result.grads.items():
-                grads[name] += grad
-        self._optimizer.step(grads, number, scale)
+        self._optimizer.step([result.grads for result in results], number, scale)
         self.steps_done = number
         parts = np.sum([result.parts for result in results], 0)
         counts = np.sum([result.accept_count for result in results], 0)
@@ -204,9 +204,7 @@ class Trainer:
         queue: list[Capturer] = list(self._capturers)
 
         def one(response: Response) -> Captured:
-            with self._cache_lock:
-                held = next((cache for cache in (*self._given, self._cache) if response in cache), None)
-                known = None if held is None else held.get(response)
+            known = next((one for cache in (*self._given, self._cache) if (one := cache.get(response))), None)
             if known is not None:
                 return known
             if response.first_position:
@@ -227,12 +225,23 @@ class Trainer:
         indices = list(dict.fromkeys(int(index) for share in shares for index in share.indices))
         return dict(zip(indices, self.capture([self._responses[index] for index in indices]), strict=True))
 
-    def _share(self, share: Share, captured: list[Captured], total_weight: float) -> _ShareResult:
+    def _weights(self) -> dict[str, Tensor]:
+        """Return the parameters as a step's products read them; rows of W1 are only looked up."""
+        if not self.trainer.bfloat16:
+            return self.parameters
+        return {
+            name: value if value.ndim < 2 or name == "markov.w1.weight" else value.bfloat16()
+            for name, value in self.parameters.items()
+        }
+
+    def _share(
+        self, share: Share, captured: list[Captured], total_weight: float, weights: Mapping[str, Tensor]
+    ) -> _ShareResult:
         batch, gamma = self.trainer.batch, self.config.block_size
-        blocks, targets = collate(share, self._responses, captured, batch, self._draft_ids, total_weight)
-        leaves = {name: value.detach().requires_grad_() for name, value in self.parameters.items()}
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.trainer.bfloat16):
-            predictions = predict(leaves, self.frozen, self.config, blocks)
+        dtype = self._lent.head.dtype
+        blocks, targets = collate(share, self._responses, captured, batch, self._draft_ids, total_weight, dtype)
+        leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
+        predictions = predict(leaves, self._lent, self.config, blocks)
         result = losses(predictions, targets, self.trainer.alphas)
         grads = torch.autograd.grad(result.total, list(leaves.values()))
         weighed = targets.weights > 0

@@ -19,7 +19,7 @@ from trtllm_dspark.train import autoregressive
 from trtllm_dspark.train.data import BatchConfig, Share, collate
 from trtllm_dspark.train.features import Captured
 from trtllm_dspark.train.layers import Blocks, Frozen, Parameters
-from trtllm_dspark.train.model import backbone, head_step
+from trtllm_dspark.train.model import backbone, head_step, markov_rows
 from trtllm_dspark.train.responses import Response
 
 
@@ -72,7 +72,7 @@ def _greedy(
     for slot in range(config.block_size):
         step = logits[:, slot]
         if config.markov_head != "none":
-            rows, state = head_step(parameters, config, slots[:, slot], previous, state)
+            rows, state = head_step(parameters, config, slots[:, slot], markov_rows(parameters, previous), state)
             step = step + rows @ parameters["markov.w2.weight"].t()
         chosen = step.argmax(-1)
         previous = chosen if to_target is None else to_target[chosen]
