@@ -3,9 +3,11 @@
 #
 # PROMPTS_DIR holds train-{math,code,chat}.jsonl, an object with `domain` and `prompt` a line: questions of GSM8K; of
 # HumanEval and MBPP; of MT-Bench and Arena-Hard (1279, 381 and 340 of them). Others of those kinds do. Every stage may be
-# interrupted and goes on when the script is started again. The shipped drafter was trained in two runs: when there were 952
-# greedy and 953 sampled answers, and from there when all greedy ones were there; this script waits for all answers and takes
-# as many. The logs are training_log_{1,2}.csv beside it; times and what it is worth: docs/training.md.
+# interrupted and goes on when the script is started again. The shipped drafter was trained in three runs: when there were
+# 952 greedy and 953 sampled answers; from there when all greedy ones were there; and from there on ANSWERS_3 answers to
+# prompts, to turns that begin as one and to turns of the target's own. This script waits for all answers and takes as many.
+# The third run wants a CPU that multiplies bfloat16. The logs are training_log_{1,2,3}.csv beside it; times and what it is
+# worth: docs/training.md.
 set -euo pipefail
 prompts="$(realpath "$1")"
 mkdir -p "$2"
@@ -49,4 +51,16 @@ train "$work/run_1" --responses_file "$work/train_1.jsonl" --validation_file "$w
 python "$demo/pack_drafter.py" "$work/run_1/drafter" "$work/packed_1"
 train "$work/run_2" --responses_file "$work/train_2.jsonl" --validation_file "$work/validation_2.jsonl" \
     --init_from "$work/packed_1" "${steps[@]}" --lr_scale 0.4 --decay_share 0.9 --seed 2
-python "$demo/pack_drafter.py" "$work/run_2/drafter" "$work/smollm2-135m-drafter"
+python "$demo/pack_drafter.py" "$work/run_2/drafter" "$work/packed_2"
+
+# The third run's answers stay in its directory, where their features are.
+bfloat16=(--weight_dtype bfloat16 --feature_cache_gib 40 --init_from "$work/packed_2" --draft_vocab_size 4096
+    --draft_vocab_counts "$demo/draft_vocab_counts.json")
+train "$work/run_3" "${bfloat16[@]}" --responses_only --max_response_len 128 --batch_size 256 --temperatures 0:3,0.7:1,1:1 \
+    --num_self_made 3500 --num_continued 12000 --seed 21 --prompts_file "$prompts/train-math.jsonl" \
+    --prompts_file "$prompts/train-code.jsonl" --prompts_file "$prompts/train-chat.jsonl"
+head -n ANSWERS_3 "$work/run_3/responses.jsonl" > "$work/answers_3.jsonl"
+python "$demo/split_responses.py" "$work/answers_3.jsonl" --train "$work/train_3.jsonl" \
+    --validation "$work/validation_3.jsonl"
+TRAIN_3
+python "$demo/pack_drafter.py" "$work/run_3/drafter" "$work/smollm2-135m-drafter"

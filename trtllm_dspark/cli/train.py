@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -208,6 +209,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--responses_only has nothing to answer; give --prompts_file or --num_self_made")
     if args.responses_only and (args.responses_file or args.from_traffic):
         raise ConfigError("--responses_only writes answers to prompts; leave out --responses_file and --from_traffic")
+    if args.num_continued and not args.prompts_file:
+        raise ConfigError("--num_continued begins as prompts do; give --prompts_file")
     turns = [prompt for path in args.prompts_file for prompt in read_prompts(path)]
     generation, config = _generation_config(args), _train_config(args)
     with _stop_on_signals() as stop:
@@ -215,14 +218,16 @@ def run(args: argparse.Namespace) -> int:
         responses = _read(args.responses_file, preparation)
         if turns or args.num_self_made:
             responses += _generate(args, preparation, turns, generation, stop)
+        answering = bool(turns or args.num_self_made)
         if args.responses_only:
             tokens = sum(len(response.token_ids) - response.response_start for response in responses)
             facts = [("responses", str(args.output_dir / RESPONSES_FILE)), ("number", str(len(responses)))]
             print_table([*facts, ("tokens", str(tokens))])
-            if stop():
-                # Whoever waits for all of them must not go on with some.
-                logger.warning("stopped before all were answered; --resume goes on")
-                return 1
+        if answering and stop():
+            # Whoever waits for all of them must not go on with some, and a state saved now would hold to those.
+            logger.warning("stopped before all were answered; --resume goes on")
+            return 1
+        if args.responses_only:
             return 0
         run = Run(preparation, responses, traffic=args.from_traffic)
         try:
@@ -251,13 +256,16 @@ def _generate(
     args: argparse.Namespace, preparation: Preparation, prompts: Sequence[Any], config: GenerationConfig, stop: Stop
 ) -> list[Response]:
     from trtllm_dspark.train.generate import FLAGS_FILE, TURNS_FILE, UserTurn, generate
+    from trtllm_dspark.train.pipeline import GENERATED_DIR, STATE_DIR
     from trtllm_dspark.train.responses import read_responses
+    from trtllm_dspark.train.saved_state import STATE_FILE
 
     turns = [UserTurn(prompt.text, prompt.domain or "", prompt.index + 1) for prompt in prompts]
     path = args.output_dir / RESPONSES_FILE
     if not args.resume:
-        for name in (RESPONSES_FILE, TURNS_FILE, FLAGS_FILE):
+        for name in (RESPONSES_FILE, TURNS_FILE, FLAGS_FILE, f"{STATE_DIR}/{STATE_FILE}"):
             (args.output_dir / name).unlink(missing_ok=True)
+        shutil.rmtree(args.output_dir / GENERATED_DIR, ignore_errors=True)
     answerer = preparation.answerer(config.batch_size)
     total = (len(turns) + config.num_self_made + config.num_continued) * config.responses_per_prompt
     try:
@@ -277,9 +285,9 @@ def _generate(
         answerer.close()
     responses = read_responses(path, preparation.target.config.vocab_size)
     if not responses:
-        raise UsageError("no response was generated before the stop; start again")
+        raise UsageError("no response was generated before the stop; --resume goes on")
     # Whatever order they ended in: a resumed run must see the same sequence.
-    return sorted(responses, key=lambda response: response.index)
+    return sorted((one for one in responses if one.num_anchors > 0), key=lambda response: response.index)
 
 
 def _read(paths: Sequence[Path], preparation: Preparation) -> list[Response]:

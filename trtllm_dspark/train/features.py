@@ -1,7 +1,8 @@
 """What the target knows of a sequence: its features, and its likeliest tokens where a response stands.
 
-Captured when a sequence is first needed and kept in a size-capped cache on disk. The engine gives a token the same bits
-whatever shares its pass, so a sequence that is captured again equals the one that was dropped.
+Captured while a prompt is answered (`torch_answer`) or by an engine when a sequence is first needed, and kept in
+size-capped caches on disk. An engine gives a token the same bits whatever shares its pass, so a sequence that it
+captures again equals the one that was dropped; what was captured while answering cannot be had again bit for bit.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ class FeatureCache:
     """Captured sequences in one file each; at the cap the oldest are dropped, or new ones not kept.
 
     Args:
-        directory: created where needed; files of another target or setting are removed.
+        directory: created where needed; files of another target or setting are removed, with `drop_oldest` False kept
+            and counted.
         max_bytes: cap.
         key: everything that decides what is captured, as plain JSON values.
         drop_oldest: whether a new sequence drops the oldest ones.
@@ -139,14 +141,17 @@ class FeatureCache:
         self._directory, self._max_bytes, self._drop_oldest = directory, max_bytes, drop_oldest
         self._key = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
         self._sizes: dict[Path, int] = {}
+        self.num_bytes = 0
         for path in sorted(directory.glob("*.npz"), key=lambda path: path.stat().st_mtime_ns):
+            size = path.stat().st_size
             if path.name.startswith(self._key):
-                self._sizes[path] = path.stat().st_size
-            else:
+                self._sizes[path] = size
+            elif drop_oldest:
                 path.unlink()
+                continue
+            self.num_bytes += size
         for path in directory.glob("*.part"):
             path.unlink()
-        self.num_bytes = sum(self._sizes.values())
 
     def get(self, response: Response) -> Captured | None:
         """Return a sequence, or None where it is not kept."""

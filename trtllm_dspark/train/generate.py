@@ -27,8 +27,6 @@ TURNS_FILE = "self_made_turns.jsonl"
 """Turns the target wrote, beside the responses: a generation that goes on need not write them again."""
 FLAGS_FILE = "generation.json"
 """What decides the responses beside it: a generation that goes on must not mix two kinds."""
-MIN_RESPONSE = 2
-"""Shorter responses hold no block."""
 Told = Callable[[Response], None]
 
 
@@ -97,7 +95,8 @@ def generate(
 ) -> None:
     """Append responses to `path`; those it holds already are not drawn again.
 
-    A response's draws depend on the seed and its index alone, so an interrupted generation goes on where it was.
+    A response's draws depend on the seed and its index alone, so an interrupted generation goes on where it was. Those
+    too short to train on are written as well: answered again, they might round to longer ones.
 
     Args:
         answerer: idle.
@@ -126,15 +125,14 @@ def generate(
     everyone = _spread([*turns, *own]) * config.responses_per_prompt
     shares = np.asarray(config.temperature_shares) / sum(config.temperature_shares)
     temperatures = rng.choice(config.temperatures, len(everyone), p=shares)
-    requests = _requests(answerer, tokenizer, everyone, temperatures, config, done)
+    # After a stop some turns may be missing, and indices would be other ones.
+    requests = [] if stop() else _requests(answerer, tokenizer, everyone, temperatures, config, done)
     with path.open("a", encoding="utf-8") as stream:
         for answer in answerer.answers(requests, config.batch_size, stop=stop, keep_features=features is not None):
-            if len(answer.token_ids) < MIN_RESPONSE:
-                continue
             index, prompt = answer.index, answer.request.prompt_token_ids
             ids = (*map(int, prompt), *answer.token_ids)
             response = Response(everyone[index].domain, float(temperatures[index]), len(prompt), ids, index)
-            if features is not None and answer.captured is not None:
+            if features is not None and answer.captured is not None and response.num_anchors > 0:
                 # Before the response: whoever finds it finds its features.
                 features.put(response, answer.captured)
             stream.write(response.to_json() + "\n")
@@ -252,7 +250,7 @@ def _check_same(path: Path, source: str, turns: Sequence[UserTurn], config: Gene
     """Compare with the generation that stands there, or write down what this one is."""
     texts = json.dumps([(turn.domain, turn.text) for turn in turns])
     facts: dict[str, object] = json.loads(json.dumps(asdict(config)))
-    del facts["batch_size"]  # changes no token
+    del facts["batch_size"]  # changes no draw
     facts |= {"prompts": hashlib.sha256(texts.encode()).hexdigest(), "target": source}
     if not path.exists():
         path.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")

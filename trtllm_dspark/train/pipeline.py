@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from trtllm_dspark.train.answer import Answerer, SessionAnswerer
 from trtllm_dspark.train.data import BatchConfig
 from trtllm_dspark.train.export import whole_arrays, write_drafter
 from trtllm_dspark.train.features import Capturer, FeatureCache, common_prefix
+from trtllm_dspark.train.generate import FLAGS_FILE
 from trtllm_dspark.train.layers import Frozen, Parameters
 from trtllm_dspark.train.log import StepLog
 from trtllm_dspark.train.loss import Alphas
@@ -41,7 +43,7 @@ from trtllm_dspark.train.parameters import (
     unused_token,
 )
 from trtllm_dspark.train.responses import Response
-from trtllm_dspark.train.saved_state import load_state
+from trtllm_dspark.train.saved_state import STATE_FILE, load_state
 from trtllm_dspark.train.schedule import Schedule
 from trtllm_dspark.train.target_engine import FeatureTarget, write_feature_target
 from trtllm_dspark.train.torch_answer import TorchAnswerer
@@ -133,6 +135,15 @@ class Preparation:
         # Threads share the work by sequences, each single-threaded inside.
         torch.set_num_threads(1)
         self.config = config
+        if (
+            config.resume
+            and config.steps is None
+            and config.minutes is None
+            and stopped_while_answering(config.output_dir)
+        ):
+            raise ConfigError(
+                "the run was stopped before it trained; say how long to train: --steps, --minutes or both"
+            )
         self.target = load_target(config.target_checkpoint)
         self.source = None if config.init_from is None else load_drafter(config.init_from, self.target.config)
         self.drafter = self._new_config() if self.source is None else self.source.config
@@ -191,8 +202,8 @@ class Preparation:
         Up to the cap they stay: captured again, a sequence's features would round in another way, and a resumed run
         would train on others than before.
         """
-        key = {**self._feature_key(), "while_answering": self.config.weight_dtype}
-        return FeatureCache(self.config.output_dir / GENERATED_DIR, self._max_bytes, key, drop_oldest=False)
+        directory = self.config.output_dir / GENERATED_DIR
+        return FeatureCache(directory, self._max_bytes, self._generated_key(), drop_oldest=False)
 
     def captured_features(self, num_bytes_taken: int) -> FeatureCache:
         """Open the cache of what is captured when a step needs it, for what others leave of the cap."""
@@ -203,6 +214,14 @@ class Preparation:
     @property
     def _max_bytes(self) -> int:
         return int(self.config.feature_cache_gib * 2**30)
+
+    @property
+    def features_digest(self) -> str:
+        """Digest of what decides features and targets besides the responses."""
+        return hashlib.sha256(json.dumps(self._generated_key(), sort_keys=True).encode()).hexdigest()
+
+    def _generated_key(self) -> dict[str, Any]:
+        return {**self._feature_key(), "while_answering": self.config.weight_dtype}
 
     def _feature_key(self) -> dict[str, Any]:
         ids = self.draft_token_ids
@@ -275,7 +294,7 @@ class Run:
         if len(kept) < len(responses):
             left = len(responses) - len(kept)
             logger.warning("%d responses exceed --max_seq_len %d and are left out", left, config.max_seq_len)
-        self._digest = _digest(kept)
+        self._digest, self._features_digest = _digest(kept), preparation.features_digest
         source, self._w2 = preparation.source, None
         if source is None:
             parameters = from_target(self.drafter, self.target.config, self.target.arrays, config.seed)
@@ -309,9 +328,11 @@ class Run:
         self.restart_clock()
         self._log = StepLog(config.output_dir / LOG_FILE, self.drafter.block_size)
         (config.output_dir / STATE_DIR).mkdir(exist_ok=True)
-        if config.resume:
+        if config.resume and not stopped_while_answering(config.output_dir):
             self._resume()
         else:
+            # --resume must not find the state of the run before.
+            (config.output_dir / STATE_DIR / STATE_FILE).unlink(missing_ok=True)
             self._log.restart()
 
     def restart_clock(self) -> None:
@@ -345,7 +366,11 @@ class Run:
 
     def save(self, schedule: Schedule | None) -> None:
         """Write the state a resumed run needs."""
-        facts = {"responses": self._digest, "schedule": None if schedule is None else schedule.as_json()}
+        facts = {
+            "responses": self._digest,
+            "features": self._features_digest,
+            "schedule": None if schedule is None else schedule.as_json(),
+        }
         self.trainer.save(self.config.output_dir / STATE_DIR, facts)
 
     def validate(self, responses: Sequence[Response]) -> dict[str, tuple[int, int]]:
@@ -389,6 +414,12 @@ class Run:
         state = load_state(self.config.output_dir / STATE_DIR)
         if state.facts.get("responses") != self._digest:
             raise CheckpointError("the saved run trained on other responses; resume with the same ones")
+        # A state of a version that did not write it is taken as it is.
+        if state.facts.get("features", self._features_digest) != self._features_digest:
+            raise CheckpointError(
+                "the saved run read other features; resume with its target, --weight_dtype, --top_k, "
+                "--target_layer_ids and --draft_vocab_counts"
+            )
         self.trainer.restore(state)
         saved = state.facts.get("schedule")
         if self.config.steps is None and saved is not None:
@@ -431,6 +462,11 @@ class Run:
             head = np.ascontiguousarray(head[self.draft_token_ids])
         embedding = torch.from_numpy(np.array(rows("embed.weight")))
         return Frozen.of(embedding, torch.from_numpy(np.array(head)), self.drafter.backbone, num_positions)
+
+
+def stopped_while_answering(output_dir: Path) -> bool:
+    """Whether the run that stands there has answered prompts and has not come to train."""
+    return (output_dir / FLAGS_FILE).exists() and not (output_dir / STATE_DIR / STATE_FILE).exists()
 
 
 def _digest(responses: Sequence[Response]) -> str:

@@ -100,13 +100,15 @@ class TorchAnswerer:
     ) -> Iterator[Answer]:
         """Yield each request's answer as it ends."""
         waiting = deque(requests)
-        num_threads = max(1, min(self._num_threads, batch_size, len(waiting)))
-        # No thread has more slots than its share of the requests fills.
-        width = min(-(-batch_size // num_threads), max(1, -(-len(waiting) // num_threads)))
+        if not waiting or stop():
+            return
+        num_slots = min(batch_size, len(waiting))
+        num_threads = min(self._num_threads, num_slots)
+        widths = [(num_slots + place) // num_threads for place in range(num_threads)]
         ended: Queue[Answer | BaseException | None] = Queue()
         quit_ = threading.Event()
 
-        def work() -> None:
+        def work(width: int) -> None:
             try:
                 torch.set_num_threads(1)
                 _Worker(self, width, keep_features).run(waiting, ended, quit_)
@@ -115,7 +117,7 @@ class TorchAnswerer:
             finally:
                 ended.put(None)
 
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(num_threads)]
+        threads = [threading.Thread(target=work, args=(width,), daemon=True) for width in widths]
         with _half_products(self._target.dtype == torch.bfloat16):
             for thread in threads:
                 thread.start()
@@ -220,7 +222,7 @@ class _Worker:
 def _draw(logits: torch.Tensor, jobs: Sequence[_Job | None]) -> list[int]:
     """Return a token for each row of logits [n, V]: the likeliest, or one drawn at the request's temperature."""
     tokens: list[int] = logits.numpy().argmax(-1).tolist()
-    sampled = [(row, job) for row, job in enumerate(jobs) if job is not None and job.request.params.temperature > 0]
+    sampled = [(row, job) for row, job in enumerate(jobs) if job is not None and not job.request.params.greedy]
     if not sampled:
         return tokens
     rows = [row for row, _ in sampled]

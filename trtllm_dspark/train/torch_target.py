@@ -31,7 +31,7 @@ class TorchTarget:
         arrays: canonical name -> float32 array, read once each.
         layer_ids: layers whose outputs are the features.
         num_positions: positions of the rotary tables.
-        bfloat16: linear layers in bfloat16. The residual stream, norms, attention and the output head stay in float32:
+        bfloat16: linear layers, K, V and attention in bfloat16. The residual stream, norms and logits stay in float32:
             logits that are rounded to eight bits tie.
     """
 
@@ -79,7 +79,8 @@ class TorchTarget:
         eps, width = config.rms_norm_eps, config.head_dim
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
         sizes = [config.num_heads * width, config.num_kv_heads * width, config.num_kv_heads * width]
-        x, outputs = self.embedding[ids], []
+        x = self.embedding[ids]
+        outputs: dict[int, Tensor] = {}
         for layer in range(config.num_layers):
             name = f"layers.{layer}"
             normed = self._norm(x, f"{name}.attn_norm", eps)
@@ -91,7 +92,8 @@ class TorchTarget:
             x = x + self._linear(attended, f"{name}.o")
             gate, up = self._linear(self._norm(x, f"{name}.mlp_norm", eps), f"{name}.mlp").chunk(2, -1)
             x = x + self._linear(F.silu(gate) * up, f"{name}.down")
-            outputs.append(x)
+            if layer in self.layer_ids:
+                outputs[layer] = x
         features = torch.cat([outputs[layer] for layer in self.layer_ids], -1) if self.layer_ids else x[:, :0]
         return x, features
 

@@ -199,6 +199,33 @@ def test_stop_drops_what_has_not_ended(config: TrainConfig) -> None:
     assert 0 < len(seen) < 40
 
 
+def test_a_stop_before_the_first_pass_answers_nothing(config: TrainConfig) -> None:
+    asked = requests(20, max_tokens=1)
+    for _ in range(20):
+        assert not list(answerer_of(config).answers(asked, 8, stop=lambda: True, keep_features=False))
+
+
+def test_no_more_slots_than_the_batch(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[int] = []
+    begin = Slots.__init__
+
+    def counted(self: Slots, target: TorchTarget, num_slots: int, num_positions: int) -> None:
+        widths.append(num_slots)
+        begin(self, target, num_slots, num_positions)
+
+    monkeypatch.setattr(Slots, "__init__", counted)
+    for batch_size, number, expected in ((5, 20, [2, 3]), (1, 4, [1]), (8, 3, [1, 2]), (4, 0, [])):
+        widths.clear()
+        assert len(answers(answerer_of(config, num_threads=2), requests(number), batch_size, keep=False)) == number
+        assert sorted(widths) == expected
+
+
+def test_temperatures_near_zero_are_greedy(config: TrainConfig) -> None:
+    cold = answers(answerer_of(config), requests(4, temperature=1e-38), keep=False)
+    greedy = answers(answerer_of(config), requests(4), keep=False)
+    assert [answer.token_ids for answer in cold] == [answer.token_ids for answer in greedy]
+
+
 def test_captured_on_the_way_is_trained_on_and_the_rest_captured(config: TrainConfig, tmp_path: Path) -> None:
     """What fits the cap is kept while answering; a run captures only what does not."""
     preparation = Preparation(config)

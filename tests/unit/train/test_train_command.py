@@ -156,6 +156,109 @@ def test_interrupted_responses_only_is_no_success_and_goes_on(
     assert answers[0] == answers[1]
 
 
+def test_a_run_stopped_while_answering_goes_on_to_train(
+    target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", [f"question {n}" for n in range(6)])
+    out, flags = tmp_path / "out", ["--prompts_file", str(prompts)]
+    assert train(target_dir, out, *flags, "--responses_only") == 0
+    answers = read_responses(out / "responses.jsonl", 256)
+    (out / "responses.jsonl").write_text("".join(one.to_json() + "\n" for one in answers[:2]), "utf-8")
+    command = ["train", "--target_checkpoint", str(target_dir), "--output_dir", str(out), *SMALL[2:], *flags]
+    assert main([*command, "--resume"]) == 2
+    assert "say how long to train" in capsys.readouterr().err
+    assert train(target_dir, out, *flags, "--resume") == 0
+    assert sorted(read_responses(out / "responses.jsonl", 256), key=_index) == sorted(answers, key=_index)
+    whole = tmp_path / "whole"
+    assert train(target_dir, whole, *flags) == 0
+    assert (out / "drafter" / "model.safetensors").read_bytes() == (
+        whole / "drafter" / "model.safetensors"
+    ).read_bytes()
+
+
+@contextlib.contextmanager
+def _stopping_when(found: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
+    yield found
+
+
+def test_a_stop_while_answering_neither_trains_nor_saves(
+    target_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state of some of the answers could not be resumed with all of them."""
+    prompts = write_prompts(tmp_path / "p.jsonl", [f"question {n}" for n in range(12)])
+    out, flags = tmp_path / "out", ["--prompts_file", str(prompts)]
+    answers = out / "responses.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            train_cli,
+            "_stop_on_signals",
+            lambda: _stopping_when(lambda: answers.exists() and bool(answers.read_text())),
+        )
+        assert train(target_dir, out, *flags, "--batch_size", "1") == 1
+    assert 0 < len(read_responses(answers, 256)) < 12
+    assert not (out / "drafter").exists()
+    assert train(target_dir, out, *flags, "--resume") == 0
+    assert len(read_responses(answers, 256)) == 12
+    assert (out / "drafter").exists()
+
+
+def test_a_run_begun_anew_leaves_no_state_of_the_one_before(target_dir: Path, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", [f"question {n}" for n in range(6)])
+    out, flags = tmp_path / "out", ["--prompts_file", str(prompts)]
+    assert train(target_dir, out, *flags) == 0
+    assert train(target_dir, out, *flags, "--seed", "7", "--responses_only") == 0
+    assert train(target_dir, out, *flags, "--seed", "7", "--resume") == 0
+    assert len((out / "training_log.csv").read_text("utf-8").splitlines()) == 1 + 3
+
+
+def test_a_stop_while_turns_are_written_answers_none(
+    target_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Indices count all turns: those of some of them belong to others."""
+    prompts = write_prompts(tmp_path / "p.jsonl", [f"question {n}" for n in range(6)])
+    out, turns = tmp_path / "out", tmp_path / "out" / "self_made_turns.jsonl"
+    flags = ["--prompts_file", str(prompts), "--num_self_made", "40", "--responses_only", "--max_response_len", "2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            train_cli, "_stop_on_signals", lambda: _stopping_when(lambda: turns.exists() and bool(turns.read_text()))
+        )
+        assert train(target_dir, out, *flags) != 0
+    assert read_responses(out / "responses.jsonl", 256) == []
+    assert train(target_dir, out, *flags, "--resume") == 0
+    assert train(target_dir, tmp_path / "whole", *flags) == 0
+    asked = [
+        {one.index: one.token_ids[: one.response_start] for one in read_responses(path / "responses.jsonl", 256)}
+        for path in (out, tmp_path / "whole")
+    ]
+    assert asked[0] == asked[1]
+
+
+def test_captured_answers_outlive_a_refused_resume_and_not_their_generation(target_dir: Path, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", [f"question {n}" for n in range(6)])
+    out, flags = tmp_path / "out", ["--prompts_file", str(prompts), "--temperatures", "1:1"]
+
+    def kept() -> set[str]:
+        return {path.name for path in (out / "generated_features").glob("*.npz")}
+
+    assert train(target_dir, out, *flags, "--responses_only") == 0
+    before = kept()
+    assert before
+    assert train(target_dir, out, *flags, "--resume", "--weight_dtype", "bfloat16") != 0
+    assert kept() == before
+    assert train(target_dir, out, *flags, "--responses_only", "--seed", "7") == 0
+    assert len(kept()) <= 6
+    assert train(target_dir, out, *flags, "--resume", "--seed", "7") == 0
+    assert train(target_dir, out, *flags, "--resume", "--seed", "7", "--top_k", "5", "--steps", "4") == 3
+
+
+def test_what_cannot_be_continued_is_refused(
+    target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--responses_file", str(tmp_path / "r.jsonl"), "--num_continued", "3"]
+    assert train(target_dir, tmp_path / "out", *flags) == 2
+    assert "give --prompts_file" in capsys.readouterr().err
+
+
 def test_turns_the_target_wrote_are_kept_for_a_resumed_generation(
     target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
