@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -22,6 +24,8 @@ from torch import Tensor
 from trtllm_dspark.engine.base import Engine, TokenBatch
 from trtllm_dspark.errors import DeviceError
 from trtllm_dspark.train.responses import Response
+
+logger = logging.getLogger(__name__)
 
 _MIN_PREFIX = 8
 """A common beginning shorter than this is not worth a copy."""
@@ -152,6 +156,8 @@ class FeatureCache:
             self.num_bytes += size
         for path in directory.glob("*.part"):
             path.unlink()
+        if drop_oldest:
+            self._make_room(0)
 
     def get(self, response: Response) -> Captured | None:
         """Return a sequence, or None where it is not kept."""
@@ -164,6 +170,10 @@ class FeatureCache:
         except FileNotFoundError:
             # Another thread's `put` dropped it.
             return None
+        except (EOFError, ValueError, KeyError, BadZipFile):
+            # A power cut leaves a file that was never written out.
+            logger.warning("%s is damaged; the sequence is captured anew", path)
+            return None
 
     def __contains__(self, response: Response) -> bool:
         return self._path(response) in self._sizes
@@ -174,13 +184,11 @@ class FeatureCache:
         Raises:
             DeviceError: the disk is full or fails.
         """
+        path = self._path(response)
+        self.num_bytes -= self._sizes.pop(path, 0)  # replaced
         if captured.num_bytes > (self._max_bytes if self._drop_oldest else self._max_bytes - self.num_bytes):
             return
-        while self._sizes and self.num_bytes + captured.num_bytes > self._max_bytes:
-            oldest = next(iter(self._sizes))
-            oldest.unlink(missing_ok=True)
-            self.num_bytes -= self._sizes.pop(oldest)
-        path = self._path(response)
+        self._make_room(captured.num_bytes)
         part = path.with_suffix(".part")
         try:
             with part.open("wb") as stream:
@@ -198,8 +206,15 @@ class FeatureCache:
                 f"the feature cache {self._directory} cannot be written ({error.strerror}); free space or lower "
                 "--feature_cache_gib"
             ) from error
-        self.num_bytes += captured.num_bytes - self._sizes.get(path, 0)
+        self.num_bytes += captured.num_bytes
         self._sizes[path] = captured.num_bytes
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Drop the oldest until so much fits."""
+        while self._sizes and self.num_bytes + num_bytes > self._max_bytes:
+            oldest = next(iter(self._sizes))
+            oldest.unlink(missing_ok=True)
+            self.num_bytes -= self._sizes.pop(oldest)
 
     def _path(self, response: Response) -> Path:
         facts = [response.response_start, *response.token_ids]

@@ -116,7 +116,7 @@ def generate(
     tokenizer = answerer.tokenizer
     if tokenizer is None or not tokenizer.has_chat_template:
         raise RequestError("generating responses needs a tokenizer with a chat template; give --responses_file instead")
-    _check_same(path.with_name(FLAGS_FILE), source, turns, config)
+    _check_same(path.with_name(FLAGS_FILE), source, answerer.limits.max_seq_len, turns, config)
     vocab = answerer.limits.vocab_size
     done = {response.index for response in read_responses(path, vocab, unfinished=True)} if path.exists() else set()
     _drop_cut_line(path)
@@ -199,7 +199,7 @@ def _own_turns(
         )
     kept = path.with_name(TURNS_FILE)
     texts = _kept_turns(kept)
-    requests = []
+    requests, too_long = [], 0
     for index, turn in enumerate(begun):
         if index in texts:
             continue
@@ -208,25 +208,39 @@ def _own_turns(
         # A prompt that is too long is refused, by its line, when it is answered itself.
         if len(request.prompt_token_ids) < answerer.limits.max_seq_len:
             requests.append(request)
+        else:
+            too_long += 1
+    if too_long:
+        logger.warning(
+            "%d turns begin with more than the %d tokens of a sequence and are left out; --max_seq_len takes them",
+            too_long,
+            answerer.limits.max_seq_len,
+        )
     with kept.open("a", encoding="utf-8") as stream:
         for answer in answerer.answers(requests, config.batch_size, stop=stop, keep_features=False):
             ids, index = answer.token_ids, answer.index
             ended = ids[-1] in tokenizer.eos_token_ids
-            texts[index] = (begun[index].text + tokenizer.decode(ids[:-1])).strip() if ended else ""
+            prompt = list(answer.request.prompt_token_ids)
+            # Decoded with what is before it: alone, some tokenizers drop its leading space.
+            whole, head = tokenizer.decode([*prompt, *ids[:-1]]), tokenizer.decode(prompt)
+            texts[index] = (begun[index].text + whole[len(head) :]).strip() if ended else ""
             stream.write(json.dumps({"index": index, "text": texts[index]}) + "\n")
             stream.flush()
-    return [UserTurn(texts[index], turn.domain) for index, turn in enumerate(begun) if texts.get(index)]
+    return [UserTurn(texts[index], turn.domain, turn.line) for index, turn in enumerate(begun) if texts.get(index)]
 
 
 def _beginnings(turns: Sequence[UserTurn], config: GenerationConfig) -> list[UserTurn]:
     """Return the first fifth to three fifths of the words of prompts, the domains by turns."""
-    domains = sorted({turn.domain for turn in turns})
-    if config.num_continued and not domains:
+    domains: dict[str, list[UserTurn]] = {}
+    for turn in turns:
+        domains.setdefault(turn.domain, []).append(turn)
+    names = sorted(domains)
+    if config.num_continued and not names:
         raise ConfigError("--num_continued begins as prompts do; give --prompts_file")
     begun = []
     for number in range(config.num_continued):
         rng = np.random.default_rng([config.seed, number, 2])
-        mine = [turn for turn in turns if turn.domain == domains[number % len(domains)]]
+        mine = domains[names[number % len(names)]]
         turn = mine[rng.integers(len(mine))]
         words = re.findall(r"\s*\S+", turn.text)
         text = "".join(words[: max(1, round(len(words) * rng.uniform(0.2, 0.6)))])
@@ -246,12 +260,13 @@ def _kept_turns(path: Path) -> dict[int, str]:
         raise UsageError(f"{path} is damaged ({error}); remove it, its turns are written again") from error
 
 
-def _check_same(path: Path, source: str, turns: Sequence[UserTurn], config: GenerationConfig) -> None:
+def _check_same(path: Path, source: str, max_seq_len: int, turns: Sequence[UserTurn], config: GenerationConfig) -> None:
     """Compare with the generation that stands there, or write down what this one is."""
     texts = json.dumps([(turn.domain, turn.text) for turn in turns])
     facts: dict[str, object] = json.loads(json.dumps(asdict(config)))
     del facts["batch_size"]  # changes no draw
-    facts |= {"prompts": hashlib.sha256(texts.encode()).hexdigest(), "target": source}
+    digest = hashlib.sha256(texts.encode()).hexdigest()
+    facts |= {"prompts": digest, "target": source, "max_seq_len": max_seq_len}
     if not path.exists():
         path.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
         return
@@ -259,7 +274,9 @@ def _check_same(path: Path, source: str, turns: Sequence[UserTurn], config: Gene
         before = dict(json.loads(path.read_text("utf-8")))
     except (ValueError, TypeError) as error:
         raise UsageError(f"{path} is damaged ({error}); start again without --resume") from error
-    changed = sorted(name for name in facts if before.get(name) != facts[name])
+    # What an older version did not write had its default, or could not be another.
+    older = {**facts, **asdict(GenerationConfig())}
+    changed = sorted(name for name in facts if before.get(name, older[name]) != facts[name])
     if changed:
         raise ConfigError(
             f"the responses in {path.parent} were drawn with other {' and '.join(changed)}; resume with the same, or "

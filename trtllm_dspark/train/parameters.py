@@ -100,7 +100,7 @@ def from_arrays(config: DrafterConfig, arrays: Arrays, draft_token_ids: NDArray[
     for name in arrays:
         if name in ("embed.weight", "lm_head.weight", "d2t"):
             continue
-        value = np.array(arrays[name], np.float32)
+        value = np.array(arrays[name], np.float32, order="C")
         if name == "markov.w2.weight" and draft_token_ids is not None:
             value = np.ascontiguousarray(value[draft_token_ids])
         values[name] = torch.from_numpy(value)

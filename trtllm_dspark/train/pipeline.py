@@ -176,14 +176,15 @@ class Preparation:
         config, target = self.config, self.feature_target
         if config.weight_dtype == "int8":
             return SessionAnswerer(target.session(max_batch_size=batch_size, num_threads=config.num_threads))
-        tokenizer = target.tokenizer()
-        bfloat16 = config.weight_dtype == "bfloat16"
-        model = TorchTarget(
-            self.target.config, self.target.arrays, target.layer_ids, config.max_seq_len, bfloat16=bfloat16
-        )
+
+        def load() -> TorchTarget:
+            bfloat16 = config.weight_dtype == "bfloat16"
+            model, arrays = self.target.config, self.target.arrays
+            return TorchTarget(model, arrays, target.layer_ids, config.max_seq_len, bfloat16=bfloat16)
+
         return TorchAnswerer(
-            model,
-            tokenizer,
+            load,
+            target.tokenizer(),
             target.limits(batch_size),
             num_threads=config.num_threads,
             draft_token_ids=self.draft_token_ids,
@@ -193,8 +194,7 @@ class Preparation:
     @property
     def answered_by(self) -> str:
         """Name of what decides an answer besides flags: the target's contents and the type it computes in."""
-        files, _, _ = self.feature_target.source.partition(".")
-        return f"{files}.{self.config.weight_dtype}"
+        return f"{self.feature_target.files}.{self.config.weight_dtype}"
 
     def generated_features(self) -> FeatureCache:
         """Open the cache of what was captured while prompts were answered.
@@ -295,6 +295,7 @@ class Run:
             left = len(responses) - len(kept)
             logger.warning("%d responses exceed --max_seq_len %d and are left out", left, config.max_seq_len)
         self._digest, self._features_digest = _digest(kept), preparation.features_digest
+        self._num_generated = sum(response in given[0] for response in kept)
         source, self._w2 = preparation.source, None
         if source is None:
             parameters = from_target(self.drafter, self.target.config, self.target.arrays, config.seed)
@@ -369,6 +370,7 @@ class Run:
         facts = {
             "responses": self._digest,
             "features": self._features_digest,
+            "num_generated": self._num_generated,
             "schedule": None if schedule is None else schedule.as_json(),
         }
         self.trainer.save(self.config.output_dir / STATE_DIR, facts)
@@ -419,6 +421,13 @@ class Run:
             raise CheckpointError(
                 "the saved run read other features; resume with its target, --weight_dtype, --top_k, "
                 "--target_layer_ids and --draft_vocab_counts"
+            )
+        missing = state.facts.get("num_generated", self._num_generated) - self._num_generated
+        if missing > 0:
+            logger.warning(
+                "%d sequences have lost the features that were captured while answering; they are captured anew, and "
+                "rounding makes the run another one than it would have been",
+                missing,
             )
         self.trainer.restore(state)
         saved = state.facts.get("schedule")

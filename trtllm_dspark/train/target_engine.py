@@ -27,14 +27,14 @@ class FeatureTarget:
 
     Attributes:
         directory: holds the graph.
-        source: names the checkpoint's contents and the weights' type: what a token's probabilities depend on.
+        files: names the checkpoint's contents.
         checkpoint: what it was written from.
         layer_ids: layers whose outputs are the features.
         max_seq_len: tokens of a sequence at most.
     """
 
     directory: Path
-    source: str
+    files: str
     checkpoint: Checkpoint
     layer_ids: tuple[int, ...]
     max_seq_len: int
@@ -104,9 +104,8 @@ def write_feature_target(
         DeviceError: the disk is full or fails.
     """
     files = hashlib.sha256("".join(file.sha256 for file in checkpoint.files).encode()).hexdigest()[:16]
-    source = f"{files}.{weight_dtype}"
-    name = f"{source}.{max_seq_len}.{'_'.join(map(str, layer_ids))}"
-    written = FeatureTarget(directory / name, source, checkpoint, tuple(layer_ids), max_seq_len)
+    name = f"{files}.{weight_dtype}.{max_seq_len}.{'_'.join(map(str, layer_ids))}"
+    written = FeatureTarget(directory / name, files, checkpoint, tuple(layer_ids), max_seq_len)
     if written.directory.is_dir():
         return written
     part = directory / f"{name}.part"

@@ -6,10 +6,10 @@ sequence again to capture them would cost as much as generating it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, Queue
 from typing import Any
@@ -27,6 +27,11 @@ from trtllm_dspark.train.torch_target import Slots, TorchTarget
 
 _REFILL_SHARE = 16
 """A pass over prompts waits until one slot in this many is free, so that its products are large."""
+_REFILL_TOKENS = 4096
+"""Tokens of prompts in one pass, the last one's excepted: what bounds its memory."""
+_MAX_ENDED = 64
+"""Answers that wait to be written: a slow disk holds the threads up and not more and more answers."""
+Ended = Queue["Answer | BaseException | None"]
 
 _CELL = 256
 """Tokens whose probabilities are summed before one is drawn."""
@@ -60,7 +65,7 @@ class TorchAnswerer:
     all but equally likely the answer may depend on what shares the batch: fine for training data, not for serving.
 
     Args:
-        target: the target.
+        load: loads the target, when there is something to answer.
         tokenizer: of it.
         limits: what a request must fit; slots hold `limits.max_seq_len` tokens.
         num_threads: threads.
@@ -70,7 +75,7 @@ class TorchAnswerer:
 
     def __init__(
         self,
-        target: TorchTarget,
+        load: Callable[[], TorchTarget],
         tokenizer: Tokenizer,
         limits: EngineLimits,
         *,
@@ -78,7 +83,8 @@ class TorchAnswerer:
         draft_token_ids: NDArray[np.int64] | None,
         top_k: int,
     ) -> None:
-        self._target, self._tokenizer, self._limits = target, tokenizer, limits
+        self._load, self._tokenizer, self._limits = load, tokenizer, limits
+        self._target: TorchTarget | None = None
         self._num_threads, self._top_k = num_threads, top_k
         self._draft_ids = None if draft_token_ids is None else torch.from_numpy(np.asarray(draft_token_ids))
 
@@ -93,7 +99,8 @@ class TorchAnswerer:
         return self._limits
 
     def close(self) -> None:
-        """Nothing is held between calls of `answers`."""
+        """Drop the weights."""
+        self._target = None
 
     def answers(
         self, requests: Iterable[Request], batch_size: int, *, stop: Stop, keep_features: bool
@@ -105,28 +112,31 @@ class TorchAnswerer:
         num_slots = min(batch_size, len(waiting))
         num_threads = min(self._num_threads, num_slots)
         widths = [(num_slots + place) // num_threads for place in range(num_threads)]
-        ended: Queue[Answer | BaseException | None] = Queue()
+        ended: Ended = Queue(_MAX_ENDED)
         quit_ = threading.Event()
+        target = self._target = self._target or self._load()
 
         def work(width: int) -> None:
             try:
                 torch.set_num_threads(1)
-                _Worker(self, width, keep_features).run(waiting, ended, quit_)
+                _Worker(self, target, width, keep_features).run(waiting, ended, quit_)
             except BaseException as error:  # handed to the caller's thread
-                ended.put(error)
+                ended.put(_named(error))
             finally:
                 ended.put(None)
 
         threads = [threading.Thread(target=work, args=(width,), daemon=True) for width in widths]
-        with _half_products(self._target.dtype == torch.bfloat16):
-            for thread in threads:
-                thread.start()
+        with _half_products(target.dtype == torch.bfloat16):
             try:
+                for thread in threads:
+                    thread.start()
                 yield from _until(ended, num_threads, stop, quit_)
             finally:
                 quit_.set()
-                for thread in threads:
-                    thread.join()
+                while any(thread.is_alive() for thread in threads):
+                    # Nobody reads any more, and a thread may wait for room.
+                    with contextlib.suppress(Empty):
+                        ended.get(timeout=0.05)
 
     def tops(self, logits: torch.Tensor) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
         """Return ids and probabilities that are kept of logits [n, V]."""
@@ -141,23 +151,18 @@ class TorchAnswerer:
             or length >= self._limits.max_seq_len
         )
 
-    @property
-    def target(self) -> TorchTarget:
-        """Weights."""
-        return self._target
-
 
 class _Worker:
     """One thread's batch."""
 
-    def __init__(self, owner: TorchAnswerer, num_slots: int, keep: bool) -> None:
+    def __init__(self, owner: TorchAnswerer, target: TorchTarget, num_slots: int, keep: bool) -> None:
         self._owner, self._keep = owner, keep
-        self._slots = Slots(owner.target, num_slots, owner.limits.max_seq_len)
+        self._slots = Slots(target, num_slots, owner.limits.max_seq_len)
         self._jobs: list[_Job | None] = [None] * num_slots
         self._ids = torch.zeros(num_slots, dtype=torch.int64)
         self._lengths = torch.zeros(num_slots, dtype=torch.int64)
 
-    def run(self, waiting: deque[Request], ended: Queue[Answer | BaseException | None], quit_: threading.Event) -> None:
+    def run(self, waiting: deque[Request], ended: Ended, quit_: threading.Event) -> None:
         """Answer until nothing waits."""
         count = len(self._jobs)
         while not quit_.is_set():
@@ -177,9 +182,12 @@ class _Worker:
                     self._record(slot, rows[slot : slot + 1], scales[slot : slot + 1])
             self._advance(busy, logits[busy], ended)
 
-    def _refill(self, free: list[int], waiting: deque[Request], ended: Queue[Answer | BaseException | None]) -> None:
-        slots, prompts = [], []
+    def _refill(self, free: list[int], waiting: deque[Request], ended: Ended) -> None:
+        slots: list[int] = []
+        prompts: list[Sequence[int]] = []
         for slot in free:
+            if sum(map(len, prompts)) >= _REFILL_TOKENS:
+                break
             try:
                 request = waiting.popleft()  # one deque serves all threads
             except IndexError:
@@ -202,7 +210,7 @@ class _Worker:
         job.features.append(features)
         job.scales.append(scales)
 
-    def _advance(self, slots: list[int], logits: torch.Tensor, ended: Queue[Answer | BaseException | None]) -> None:
+    def _advance(self, slots: list[int], logits: torch.Tensor, ended: Ended) -> None:
         """Draw the next token of each slot from its row of logits; hand over what has ended."""
         drawn = _draw(logits, [self._jobs[slot] for slot in slots])
         tops = self._owner.tops(logits) if self._keep else None
@@ -243,9 +251,7 @@ def _draw(logits: torch.Tensor, jobs: Sequence[_Job | None]) -> list[int]:
     return tokens
 
 
-def _until(
-    ended: Queue[Answer | BaseException | None], num_threads: int, stop: Stop, quit_: threading.Event
-) -> Iterator[Answer]:
+def _until(ended: Ended, num_threads: int, stop: Stop, quit_: threading.Event) -> Iterator[Answer]:
     """Yield what the threads hand over until all have ended or `stop`."""
     while num_threads:
         if stop():
@@ -262,7 +268,14 @@ def _until(
             yield item
 
 
-@contextmanager
+def _named(error: BaseException) -> BaseException:
+    """Return the error that says what PyTorch means."""
+    if isinstance(error, RuntimeError) and "not enough memory" in str(error):
+        return MemoryError("the target's answers do not fit the memory; lower --batch_size")
+    return error
+
+
+@contextlib.contextmanager
 def _half_products(enabled: bool) -> Iterator[None]:
     """Let products of float32 round their factors to bfloat16, as the layers do; sums and results stay float32."""
     # PyTorch has no bfloat16 product with a float32 result on the CPU: this switch is the way to it.

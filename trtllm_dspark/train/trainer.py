@@ -204,7 +204,7 @@ class Trainer:
         queue: list[Capturer] = list(self._capturers)
 
         def one(response: Response) -> Captured:
-            known = next((one for cache in (*self._given, self._cache) if (one := cache.get(response))), None)
+            known = next((had for cache in (*self._given, self._cache) if (had := cache.get(response))), None)
             if known is not None:
                 return known
             if response.first_position:

@@ -252,6 +252,68 @@ def test_captured_on_the_way_is_trained_on_and_the_rest_captured(config: TrainCo
     assert found[0] in features, "the first ones stay"
 
 
+def test_a_damaged_file_is_captured_anew_and_a_lost_one_is_said(
+    config: TrainConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    preparation, path = Preparation(config), tmp_path / "responses.jsonl"
+    turns = [UserTurn(f"question {number}", "d") for number in range(6)]
+    generation = GenerationConfig(temperatures=(0.0,), temperature_shares=(1.0,), max_response_len=12, batch_size=4)
+    generate(preparation.answerer(4), turns, generation, path, features=preparation.generated_features())
+    found = read_responses(path, 256)
+    run = Run(Preparation(replace(config, steps=1)), found)
+    run.train(stop=lambda: False, told=lambda report, steps: None)
+    run.close()
+    files = sorted((config.output_dir / "generated_features").glob("*.npz"))
+    files[0].unlink()
+    files[1].write_bytes(b"")
+    run = Run(Preparation(replace(config, steps=6, resume=True)), found)
+    assert "1 sequences have lost the features" in caplog.text
+    run.train(stop=lambda: False, told=lambda report, steps: None)
+    run.close()
+    assert "is damaged; the sequence is captured anew" in caplog.text
+
+
+def test_a_full_disk_ends_the_generation_in_one_sentence(
+    target_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A response is written only after its features, and threads that wait for room end."""
+    out, prompts = tmp_path / "o", write_prompts(tmp_path / "p.jsonl", [f"question {n}" for n in range(150)])
+    command = ["train", "--target_checkpoint", str(target_dir), "--output_dir", str(out), "--responses_only"]
+    flags = ["--prompts_file", str(prompts), "--max_response_len", "2", "--max_seq_len", "64", "--target_layer_ids"]
+    written, savez = [], np.savez
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        if len(written) == 3:
+            raise OSError(28, "No space left on device")
+        written.append(args)
+        savez(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", full)
+        assert main([*command, *flags, "0,2"]) != 0
+    error = capsys.readouterr().err
+    assert "No space left on device" in error
+    assert "Traceback" not in error
+    assert len(list((out / "generated_features").glob("*"))) == 3
+    responses = read_responses(out / "responses.jsonl", 256)
+    assert sum(response.num_anchors > 0 for response in responses) == 3
+    assert main([*command, *flags, "0,2", "--resume"]) == 0
+    assert len(read_responses(out / "responses.jsonl", 256)) == 150
+
+
+def test_a_generation_of_an_older_version_goes_on(target_dir: Path, tmp_path: Path) -> None:
+    out, prompts = tmp_path / "o", write_prompts(tmp_path / "p.jsonl", ["question"])
+    command = ["train", "--target_checkpoint", str(target_dir), "--output_dir", str(out), "--responses_only"]
+    flags = ["--prompts_file", str(prompts), "--max_seq_len", "64", "--target_layer_ids", "0,2"]
+    assert main([*command, *flags]) == 0
+    facts = json.loads((out / "generation.json").read_text("utf-8"))
+    for name in ("num_continued", "max_seq_len"):
+        del facts[name]
+    (out / "generation.json").write_text(json.dumps(facts), "utf-8")
+    assert main([*command, *flags, "--resume"]) == 0
+    assert main([*command, *flags, "--resume", "--num_continued", "2"]) == 2
+
+
 def test_continued_turns_begin_as_prompts_of_every_domain(target_dir: Path, tmp_path: Path) -> None:
     files = [tmp_path / f"{name}.jsonl" for name in ("a", "b")]
     for path, words in zip(files, ("one two three four five six", "alpha beta gamma delta epsilon"), strict=True):
