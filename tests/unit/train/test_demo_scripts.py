@@ -22,7 +22,7 @@ DEMO = Path(__file__).parents[3] / "build_scripts" / "demo"
 def commands() -> list[argparse.Namespace]:
     """Return what every `train` line of the script asks for."""
     text = (DEMO / "train_drafter.sh").read_text("utf-8").replace("\\\n", " ")
-    shared = dict(re.findall(r"^(answers|steps)=\(([^)]*)\)$", text, re.MULTILINE))
+    shared = dict(re.findall(r"^(answers|steps|bfloat16)=\(([^)]*)\)$", text, re.MULTILINE))
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
     found = []
@@ -36,23 +36,33 @@ def commands() -> list[argparse.Namespace]:
 
 
 def test_script_asks_for_what_the_command_knows() -> None:
-    greedy, sampled, *runs = commands()
-    assert greedy.responses_only
-    assert sampled.responses_only
-    assert greedy.seed != sampled.seed
-    assert (greedy.temperatures, len(greedy.prompts_file), len(sampled.prompts_file)) == ("0:1", 3, 2)
-    assert [run.init_from for run in runs] == ["$work/$demo/smollm2-135m-drafter", "$work/packed_1"]
-    for number, run in enumerate(runs, 1):
-        assert not run.responses_only
+    generations = [command for command in commands() if command.responses_only]
+    assert len({command.seed for command in generations}) == 3
+    assert [(command.temperatures, len(command.prompts_file)) for command in generations] == [
+        ("0:1", 3),
+        ("0.7:1,1:1", 2),
+        ("0:3,0.7:1,1:1", 3),
+    ]
+    found = runs()
+    assert [run.init_from for run in found] == ["$work/$demo/smollm2-135m-drafter", "$work/packed_1", "$work/packed_2"]
+    for number, run in enumerate(found, 1):
         assert str(run.responses_file[0]) == f"$work/train_{number}.jsonl"
         assert str(run.validation_file) == f"$work/validation_{number}.jsonl"
-        assert (run.draft_vocab_size, run.steps) == (4096, 450)
-    assert [run.lr_scale for run in runs] == [1.0, 0.4]
+        assert run.draft_vocab_size == 4096
+    assert [(run.steps, run.lr_scale) for run in found] == [(450, 1.0), (450, 0.4), (1900, 0.7)]
+    # The features of its answers are in the third run's directory, under the same settings.
+    answers, run = generations[-1], found[-1]
+    for name in ("output_dir", "weight_dtype", "top_k", "init_from", "draft_vocab_size", "draft_vocab_counts"):
+        assert getattr(answers, name) == getattr(run, name)
 
 
-@pytest.mark.parametrize("number", [1, 2])
+def runs() -> list[argparse.Namespace]:
+    return [command for command in commands() if not command.responses_only]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
 def test_logs_are_of_the_whole_runs(number: int) -> None:
-    run = commands()[1 + number]
+    run = runs()[number - 1]
     with (DEMO / f"training_log_{number}.csv").open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     assert [int(row["step"]) for row in rows] == list(range(1, run.steps + 1))
