@@ -50,7 +50,8 @@ def test_closed_loop_counts_requests_tokens_and_rounds(
         assert (row["policy"], row["requests"], row["failed"]) == ("adaptive", 12, 0)
         # Ten tokens in four events and four in two: 3 + 1 rounds, 6 + 2 drafts accepted.
         assert row["accepted_len"] == 3.0
-        assert row["tokens_per_s"] * row["seconds"] == pytest.approx(6 * 10 + 6 * 4, rel=1e-3)
+        # One token more or less is 1.2 %; a fast run's rounded seconds are off by some tenths of a percent.
+        assert row["tokens_per_s"] * row["seconds"] == pytest.approx(6 * 10 + 6 * 4, rel=5e-3)
         assert row["ttft_ms_p50"] > 0
     assert server.most_at_once == 3
     path, body = server.bodies[0]
