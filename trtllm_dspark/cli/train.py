@@ -216,9 +216,9 @@ def run(args: argparse.Namespace) -> int:
     with _stop_on_signals() as stop:
         preparation = Preparation(config)
         responses = _read(args.responses_file, preparation)
-        if turns or args.num_self_made:
-            responses += _generate(args, preparation, turns, generation, stop)
         answering = bool(turns or args.num_self_made)
+        if answering:
+            responses += _generate(args, preparation, turns, generation, stop)
         if args.responses_only:
             tokens = sum(len(response.token_ids) - response.response_start for response in responses)
             facts = [("responses", str(args.output_dir / RESPONSES_FILE)), ("number", str(len(responses)))]

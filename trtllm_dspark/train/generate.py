@@ -205,7 +205,6 @@ def _own_turns(
             continue
         params = SamplingParams(temperature=1.0, seed=_seed(config.seed, index, 1), max_tokens=config.max_turn_len)
         request = Request(str(index), tokenizer.encode(before + turn.text, add_special_tokens=False), params)
-        # A prompt that is too long is refused, by its line, when it is answered itself.
         if len(request.prompt_token_ids) < answerer.limits.max_seq_len:
             requests.append(request)
         else:

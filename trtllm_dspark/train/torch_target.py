@@ -17,6 +17,7 @@ from torch import Tensor
 from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.graph._rope import rope_tables
 from trtllm_dspark.graph.weights import Arrays
+from trtllm_dspark.train.operations import rotate_halves
 
 _GROUP = 8
 """Slots of one attention call, as long as its longest."""
@@ -87,7 +88,7 @@ class TorchTarget:
             q, k, v = (part.float().view(shape) for part in torch.split(self._linear(normed, f"{name}.qkv"), sizes, -1))
             if config.qk_norm:
                 q, k = self._norm(q, f"{name}.q_norm", eps), self._norm(k, f"{name}.k_norm", eps)
-            rotated = _rotate(q, cos, sin) * (1 / math.sqrt(width)), _rotate(k, cos, sin)
+            rotated = rotate_halves(q, cos, sin) * (1 / math.sqrt(width)), rotate_halves(k, cos, sin)
             attended = attend(layer, *(part.to(self.dtype) for part in (*rotated, v)))
             x = x + self._linear(attended, f"{name}.o")
             gate, up = self._linear(self._norm(x, f"{name}.mlp_norm", eps), f"{name}.mlp").chunk(2, -1)
@@ -197,11 +198,6 @@ def _behind(lengths: Tensor, dtype: torch.dtype) -> Tensor:
     places = torch.arange(int(lengths.max()) + 1)
     mask = torch.zeros(len(lengths), 1, 1, len(places), dtype=dtype)
     return mask.masked_fill_(places > lengths[:, None, None, None], float("-inf"))
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 def _tensor(arrays: Arrays, name: str) -> Tensor:

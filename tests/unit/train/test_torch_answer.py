@@ -19,7 +19,7 @@ from trtllm_dspark.cli.main import main
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.reference.models import target_forward
 from trtllm_dspark.runtime import Request, SamplingParams
-from trtllm_dspark.train.answer import Answer
+from trtllm_dspark.train.answer import Answer, SessionAnswerer
 from trtllm_dspark.train.features import Capturer, expand
 from trtllm_dspark.train.generate import GenerationConfig, UserTurn, generate
 from trtllm_dspark.train.pipeline import Preparation, Run, TrainConfig
@@ -72,7 +72,10 @@ def answers(answerer: TorchAnswerer, asked: list[Request], batch_size: int = 5, 
     ],
 )
 def test_passes_equal_the_reference(tmp_path: Path, shape: dict[str, Any]) -> None:
-    """Prompts of different lengths at once, then token after token, with a slot left empty."""
+    """Prompts of different lengths at once, then token after token, with a slot left empty.
+
+    float32 sums in another order: 1e-4 is a hundred times what a layer's rounding leaves.
+    """
     checkpoint = load_target(write_target(tmp_path / "t", vocab_size=256, **shape))
     target = TorchTarget(checkpoint.config, checkpoint.arrays, LAYERS, 64, bfloat16=False)
     rng = np.random.default_rng(0)
@@ -96,9 +99,7 @@ def test_passes_equal_the_reference(tmp_path: Path, shape: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("draft_ids", [None, np.arange(1, 256, 3)])
-def test_answers_and_features_are_an_engines(
-    config: TrainConfig, monkeypatch: pytest.MonkeyPatch, draft_ids: np.ndarray | None
-) -> None:
+def test_answers_and_features_are_an_engines(config: TrainConfig, draft_ids: np.ndarray | None) -> None:
     preparation = Preparation(replace(config, top_k=10))
     preparation.draft_token_ids = draft_ids
     answerer = preparation.answerer(4)
@@ -129,7 +130,11 @@ def test_answers_end_as_a_sessions_do(config: TrainConfig) -> None:
     answerer = answerer_of(config)
     long = [Request("0", list(range(4, 60)), SamplingParams(max_tokens=500))]
     (full,) = answers(answerer, long)
-    assert len(full.token_ids) <= config.max_seq_len - 56
+    session = SessionAnswerer(Preparation(config).feature_target.session(max_batch_size=1, num_threads=1))
+    (expected,) = session.answers(long, 1, stop=lambda: False, keep_features=False)
+    session.close()
+    assert full.token_ids == expected.token_ids
+    assert len(full.token_ids) == config.max_seq_len - 56, "it ends where the slot does"
     reasons: Counter[str] = Counter()
     for answer in answers(answerer, requests(60, temperature=1.5, max_tokens=15), keep=False):
         ended = answer.token_ids[-1] in answerer.tokenizer.eos_token_ids
@@ -157,8 +162,8 @@ def test_tokens_are_drawn_from_the_targets_distribution(config: TrainConfig, tar
     chi2 = (((counts - number * probs) ** 2) / (number * probs))[likely].sum()
     chi2 += (counts[~likely].sum() - rest) ** 2 / rest
     degrees = int(likely.sum())
+    # The seeds are fixed, so it passes or fails always; five deviations leave room for other seeds.
     assert abs(chi2 - degrees) < 5 * np.sqrt(2 * degrees)
-    assert chi2 > 0
 
 
 def test_draws_follow_from_seed_whatever_the_batch_and_threads(config: TrainConfig) -> None:
@@ -176,6 +181,7 @@ def test_bfloat16_is_near_and_says_so_in_the_files(config: TrainConfig, tmp_path
         assert other.captured is not None
         rows = len(one.request.prompt_token_ids)
         first, second = expand(one.captured)[:rows], expand(other.captured)[:rows]
+        # Eight bits a product, some ten products deep.
         assert 0 < np.abs(first - second).max() < 0.1 * np.abs(first).max()
     names = {Preparation(replace(config, weight_dtype=dtype)).answered_by for dtype in ("float32", "bfloat16", "int8")}
     assert len(names) == 3
