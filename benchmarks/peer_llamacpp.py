@@ -1,6 +1,6 @@
 """The same GGUF, decoded plainly by llama.cpp, in the same run: python benchmarks/peer_llamacpp.py --engine_dir E
 
-Needs the extra `peer` (pip install 'trtllm-dspark[peer]'). Prompts go as the same token ids to both, greedy, one
+Needs the extra `peer` (pip install '.[peer]'). Prompts go as the same token ids to both, greedy, one
 stream, equal thread counts; the modes take turns prompt by prompt. llama.cpp's threads spin: on a machine that is doing
 anything else it slows down many times over, so speeds are compared by the best of each prompt's repeats.
 """
@@ -103,7 +103,7 @@ def main() -> int:
     try:
         import xllamacpp  # noqa: F401
     except ImportError:
-        print("llama.cpp is missing; install it with: pip install 'trtllm-dspark[peer]'", file=sys.stderr)
+        print("llama.cpp is missing; install it with pip install '.[peer]' in a checkout", file=sys.stderr)
         return 2
     off = Session.open(args.engine_dir, num_threads=args.num_threads)
     tokenizer = off.tokenizer

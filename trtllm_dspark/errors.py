@@ -11,10 +11,16 @@ DsparkError
  └─ DeviceError              exit code 4: the device or a library failed while running
      └─ NativeError          the C++ core refused its arguments or failed
 
-Messages are one sentence: what failed, expected and got, and what to do.
+Messages are one sentence: what failed, expected and got, and what to do. A client's own value stands in one as `shown`
+spells it: what was sent may be megabytes, and a refusal has to fit a frame and a line of a log.
 """
 
 from __future__ import annotations
+
+import reprlib
+
+_SHOWN = 80
+_SHORT = reprlib.Repr()
 
 
 class DsparkError(Exception):
@@ -83,3 +89,19 @@ class NativeError(DeviceError):
         super().__init__(message)
         self.op = op
         self.code = code
+
+
+def shown(value: object) -> str:
+    """Return a value as a message may show it: spelled as in Python, at most 80 characters of it."""
+    if isinstance(value, str | bytes):
+        # Before it is spelled out: an escape takes four characters and more.
+        return cut(repr(value[: _SHOWN + 1]))
+    try:
+        return cut(_SHORT.repr(value))
+    except ValueError:  # Python spells out no integers of thousands of digits
+        return f"<{type(value).__name__}>"
+
+
+def cut(text: str, *, length: int = _SHOWN) -> str:
+    """Return the beginning of a text that holds what a client sent."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."

@@ -72,8 +72,9 @@ std::string confidenceScheduleText() {
     FIELD(num_requests); FIELD(draft_len); FIELD(hidden_size); FIELD(num_rows); FIELD(table_len); FIELD(mode);
     FIELD(hidden_type); FIELD(hidden); FIELD(hidden_weight); FIELD(markov_table); FIELD(confidence_bias);
     FIELD(inv_temperature); FIELD(position_bias); FIELD(anchors); FIELD(positions); FIELD(draft_tokens); FIELD(caps);
-    FIELD(limits); FIELD(thresholds); FIELD(terms); FIELD(step_time_us); FIELD(confidence); FIELD(survival); FIELD(verify_len);
-    FIELD(cu_tokens); FIELD(token_ids); FIELD(token_request); FIELD(token_position); FIELD(report); FIELD(workspace);
+    FIELD(live); FIELD(limits); FIELD(thresholds); FIELD(terms); FIELD(step_time_us); FIELD(confidence);
+    FIELD(survival); FIELD(verify_len); FIELD(cu_tokens); FIELD(token_ids); FIELD(token_request);
+    FIELD(token_position); FIELD(report); FIELD(workspace);
     return text;
 }
 
@@ -100,6 +101,7 @@ std::string roundCapsText() {
     using Params = RoundCapsParams;
     std::string text = opText("round_caps", sizeof(Params));
     FIELD(num_requests); FIELD(active); FIELD(max_drafts); FIELD(remaining); FIELD(draft_status); FIELD(caps);
+    FIELD(live);
     return text;
 }
 

@@ -48,6 +48,7 @@ static __global__ void __launch_bounds__(kScheduleThreads, 1) scheduleKernel(Con
     in.thresholds = p.thresholds;
     in.confidence = p.confidence;
     in.caps = p.caps;
+    in.live = p.live;
     in.cost.base_tokens = static_cast<int64_t>(p.num_requests) + p.limits[3];
     in.cost.load_scale = static_cast<double>(p.terms[1]);
     in.cost.fixed_time_us = static_cast<double>(p.terms[2]);

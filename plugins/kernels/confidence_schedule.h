@@ -13,6 +13,7 @@ namespace dspark {
 //! Exactness: every output has the bits of confidenceOf, schedulePrefixes, verifyBudget and packTokens with SerialTeam.
 //! A table too short for R + extra tokens + admissible drafts counts as missing: all drafts up to cap and budget are
 //! verified, and the report says so.
+//! Rows that are not live have cap 0. They run, so each costs a token, but emit nothing: throughput counts live rows.
 struct ConfidenceScheduleParams {
     int32_t num_requests;   // R
     int32_t draft_len;      // gamma
@@ -31,6 +32,7 @@ struct ConfidenceScheduleParams {
     int32_t const* positions;        // [R]
     int32_t const* draft_tokens;     // [R, gamma] target ids, -1 = no draft
     int32_t const* caps;             // [R] most draft tokens of each request, or null = gamma
+    int32_t const* live;             // [R] of round_caps: 0 = a row that emits nothing, or null = all emit
     int32_t const* limits;           // [4] draft_len (fixed), budget (stale_topk), token_budget (-1 = none), extra_tokens
     float const* thresholds;         // [R] threshold of each request in mode threshold, or null = terms[0] for all
     float const* terms;              // [3] threshold, load_scale, fixed_time_us

@@ -26,11 +26,13 @@ static __global__ void __launch_bounds__(kRoundThreads) roundCapsKernel(RoundCap
     int64_t const row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (row >= p.num_requests) return;
     int32_t cap = 0;
-    if (isLive(p.active, p.remaining, row) && p.draft_status[row] == 0) {
+    bool const live = isLive(p.active, p.remaining, row);
+    if (live && p.draft_status[row] == 0) {
         int32_t const left = p.remaining[row] - 1;
         cap = p.max_drafts[row] < left ? p.max_drafts[row] : left;
     }
     p.caps[row] = cap > 0 ? cap : 0;
+    p.live[row] = live ? 1 : 0;
 }
 
 //! A thread an entry of pad_index and of the packed arrays.

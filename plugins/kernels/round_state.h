@@ -23,7 +23,7 @@ struct RoundBeginParams {
     int64_t* block_ids;        // [R, block_size] anchor and masks
 };
 
-//! How many drafts of each row may be verified. One launch.
+//! How many drafts of each row may be verified, and which rows emit. One launch.
 struct RoundCapsParams {
     int32_t num_requests;  // R
     int32_t const* active;       // [1]
@@ -31,6 +31,7 @@ struct RoundCapsParams {
     int32_t const* remaining;    // [R]
     int32_t const* draft_status;  // [R] of markov_draft
     int32_t* caps;  // [R] min(max_drafts, remaining - 1); 0 for rows that are not live or whose draft failed
+    int32_t* live;  // [R] 1 for live rows, failed drafts or not; 0 for those that ride along
 };
 
 //! Packed rows -> inputs of a target pass with a padded attention view. One launch.

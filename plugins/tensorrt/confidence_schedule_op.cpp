@@ -40,6 +40,7 @@ dspark::LaunchStatus launch(LaunchCall const& call, cudaStream_t stream) {
     params.positions = call.input<std::int32_t>("positions");
     params.draft_tokens = call.input<std::int32_t>("draft_tokens");
     params.caps = call.input<std::int32_t>("caps");
+    params.live = call.input<std::int32_t>("live");
     params.thresholds = call.input<float>("thresholds");
     params.limits = call.input<std::int32_t>("limits");
     params.terms = call.input<float>("terms");
@@ -62,7 +63,7 @@ OpDescription const& confidenceScheduleOp() {
     static std::vector<When> const with_head{{"confidence_head", kNonZero}};
     static OpDescription const op{
         "DsparkConfidenceSchedule",
-        "2",
+        "3",
         {
             {"schedule_mode", false, true, 0.0, 0.0, 3.0},
             {"confidence_head", false, false, 1.0, 0.0, 1.0},
@@ -79,6 +80,7 @@ OpDescription const& confidenceScheduleOp() {
             {"positions", {{"R"}}, int32Type()},
             {"draft_tokens", {{"R"}, {"gamma"}}, int32Type()},
             {"caps", {{"R"}}, int32Type()},
+            {"live", {{"R"}}, int32Type(), {{"schedule_mode", 12u}}},
             {"thresholds", {{"R"}}, float32Type(), {{"schedule_mode", 2u}}},
             {"limits", {{nullptr, 4}}, int32Type()},
             {"terms", {{nullptr, 3}}, float32Type()},

@@ -58,7 +58,9 @@ void fuzzSchedule(Bytes* bytes) {
     in.budget = bytes->below(200);
     in.token_budget = bytes->below(200) - 1;
     in.confidence = confidence.data();
-    in.caps = bytes->byte() & 1 ? caps.data() : nullptr;
+    uint8_t const rows = bytes->byte();
+    in.caps = rows & 1 ? caps.data() : nullptr;
+    in.live = rows & 2 ? caps.data() : nullptr;  // a row without a cap rides along
     in.cost = {bytes->byte() & 3 ? table.data() : nullptr, requests, bytes->byte() / 64.0, bytes->byte() / 2.0};
     ScheduleWorkspace const ws = {storage.data(), storage.data() + cells, storage.data() + 2 * cells,
                                   storage.data() + 3 * cells};

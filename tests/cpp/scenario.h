@@ -136,6 +136,10 @@ void runSchedules(Team const& team, int requests, int gamma, uint64_t seed, bool
     for (float& c : confidence) c = coarse ? static_cast<float>(random.below(4)) / 3.0f : random.uniform();
     float time = 5.0f;
     for (float& t : table) t = time += coarse ? static_cast<float>(random.below(2)) * 0.4f : 0.2f * random.uniform();
+    std::vector<int32_t> live(static_cast<size_t>(requests), 1), caps(live.size(), gamma);
+    for (size_t row = 0; coarse && row < live.size(); ++row) {
+        if (random.below(4) == 0) live[row] = caps[row] = 0;
+    }
     ScheduleInput in = {};
     in.num_requests = requests;
     in.draft_stride = gamma;
@@ -144,6 +148,10 @@ void runSchedules(Team const& team, int requests, int gamma, uint64_t seed, bool
     in.budget = random.below(requests * gamma + 1);
     in.token_budget = coarse ? random.below(requests * gamma + 1) : -1;
     in.confidence = confidence.data();
+    if (coarse) {
+        in.caps = caps.data();
+        in.live = live.data();
+    }
     in.cost = {table.data(), requests, 1.5, 2.0};
     ScheduleWorkspace const ws = {storage->data(), storage->data() + cells, storage->data() + 2 * cells,
                                   storage->data() + 3 * cells};

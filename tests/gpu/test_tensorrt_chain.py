@@ -59,7 +59,7 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     spec = importlib.util.find_spec(request.param)
     # A folder of tests has that name too; it is no package.
     if spec is None or spec.origin is None:
-        missing.append(f"{request.param} (pip install 'trtllm-dspark[{request.param.replace('_', '-')}]')")
+        missing.append(f"{request.param} (pip install '.[{request.param.replace('_', '-')}]')")
     try:
         find_toolchain()
     except DeviceError as error:

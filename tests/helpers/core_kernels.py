@@ -64,6 +64,7 @@ class CoreKernels:
         usable = self._live(p) & (self._array(p, "draft_status", rows) == 0)
         most = np.minimum(self._array(p, "max_drafts", rows), self._array(p, "remaining", rows) - 1)
         self._array(p, "caps", rows)[:] = np.where(usable, np.maximum(most, 0), 0)
+        self._array(p, "live", rows)[:] = self._live(p)
 
     def _markov_draft(self, p: Params) -> None:
         assert p["logits_type"] == p["hidden_type"] == ELEMENT_TYPES["float32"]
@@ -103,12 +104,14 @@ class CoreKernels:
             )
             self._array(p, "confidence", rows, gamma, dtype=np.float32)[:] = confidence
         table = self._array(p, "step_time_us", p["table_len"], dtype=np.float32).copy()
-        schedule = _core.schedule_prefixes(
-            mode,  # type: ignore[arg-type]
-            num_requests=rows,
+        live = np.ones(rows, bool) if p["live"] is None else self._array(p, "live", rows) != 0
+        lengths, _ = schedule_live(
+            mode,
+            confidence if mode != "fixed" else None,
+            caps,
+            live,
             max_draft_len=gamma,
-            confidence=confidence if mode != "fixed" else None,
-            caps=caps,
+            extra_tokens=limits[3],
             draft_len=limits[0] if mode == "fixed" else None,
             threshold=0.0 if mode == "threshold" else None,
             step_time_us=table if mode == "early_stop" else None,
@@ -117,7 +120,6 @@ class CoreKernels:
             load_scale=terms[1],
             fixed_time_us=terms[2],
         )
-        lengths = schedule.verify_len
         if mode == "threshold" and confidence is not None:
             # No budget here: rounds of these tests never need one.
             assert caps.sum() <= limits[2]
@@ -186,6 +188,32 @@ class CoreKernels:
             self._array(p, "anchors", rows)[row] = out[row, emitted[row] - 1]
             self._array(p, "positions", rows)[row] += emitted[row]
             self._array(p, "remaining", rows)[row] -= emitted[row]
+
+
+def schedule_live(
+    mode: str,
+    confidence: np.ndarray | None,
+    caps: np.ndarray,
+    live: np.ndarray,
+    *,
+    max_draft_len: int,
+    extra_tokens: int = 0,
+    **options: Any,
+) -> tuple[np.ndarray, _core.Schedule]:
+    """The schedule of the live rows alone, and every row's length: those that ride along are tokens of others."""
+    assert not caps[~live].any()
+    schedule = _core.schedule_prefixes(
+        mode,  # type: ignore[arg-type]
+        num_requests=int(live.sum()),
+        max_draft_len=max_draft_len,
+        confidence=None if confidence is None else confidence[live],
+        caps=caps[live],
+        extra_tokens=extra_tokens + int((~live).sum()),
+        **options,
+    )
+    lengths = np.zeros(len(caps), np.int64)
+    lengths[live] = schedule.verify_len
+    return lengths, schedule
 
 
 def threshold_lens(confidence: np.ndarray, caps: np.ndarray, thresholds: list[float]) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.core_kernels import threshold_lens
+from helpers.core_kernels import schedule_live, threshold_lens
 from trtllm_dspark import _core
 
 Arrays = dict[str, np.ndarray]
@@ -86,12 +86,13 @@ class CoreHeads:
         times = inputs["step_time_us"]
         admitted = int(np.minimum(caps, gamma).sum())
         admitted = admitted if token_budget < 0 else min(admitted, token_budget)
-        schedule = _core.schedule_prefixes(
-            mode,  # type: ignore[arg-type]
-            num_requests=num_requests,
+        live = inputs["live"] != 0 if "live" in inputs else np.ones(num_requests, bool)
+        lengths, schedule = schedule_live(
+            mode,
+            None if mode == "fixed" else confidence,
+            caps,
+            live,
             max_draft_len=gamma,
-            confidence=None if mode == "fixed" else confidence,
-            caps=caps,
             draft_len=draft_len if mode == "fixed" else None,
             threshold=0.0 if mode == "threshold" else None,
             budget=budget if mode == "stale_topk" else None,
@@ -101,7 +102,6 @@ class CoreHeads:
             extra_tokens=extra,
             fixed_time_us=fixed_time,
         )
-        lengths = schedule.verify_len
         if mode == "threshold" and confidence is not None:
             # No budget here: rounds of these tests never need one.
             assert token_budget < 0 or caps.sum() <= token_budget

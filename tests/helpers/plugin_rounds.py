@@ -46,7 +46,7 @@ class PluginRounds:
         self.shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in self.verify.inputs}
         self.gamma, self.table_len = self.shapes["draft_tokens"][1], shapes["step_time_us"][0]
         self.terms = np.array(terms, np.float32)
-        self.has_thresholds = "thresholds" in shapes
+        self.has_thresholds, self.has_live = "thresholds" in shapes, "live" in shapes
         self.limits = _ints([self.gamma, 0, -1, 0])
         self.calibrated = "inv_temperature" in shapes
         self.verified: list[list[int]] = []
@@ -105,6 +105,8 @@ class PluginRounds:
         }
         if self.has_thresholds:
             inputs["thresholds"] = np.full(len(decoding), self.terms[0], np.float32)
+        if self.has_live:
+            inputs["live"] = np.ones(len(decoding), np.int32)
         if self.calibrated:
             inputs["inv_temperature"] = np.ones(self.gamma, np.float32)
             inputs["position_bias"] = np.zeros(self.gamma, np.float32)

@@ -21,9 +21,7 @@ LIMITS = BuildLimits(max_batch_size=8, max_seq_len=2048, max_num_tokens=256, max
 
 @pytest.fixture(scope="session", autouse=True)
 def _builder() -> None:
-    pytest.importorskip(
-        "tensorrt_rtx", reason="TensorRT-RTX's builder is not installed: pip install trtllm-dspark[tensorrt-rtx]"
-    )
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX's builder is not installed: pip install '.[tensorrt-rtx]'")
 
 
 def smollm2_graphs(directory: Path, dtype: Dtype) -> None:

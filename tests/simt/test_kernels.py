@@ -78,6 +78,7 @@ def test_round_generated_shape_equals_core(simt_path: Path, shape: RoundShape, o
         mode=st.sampled_from(["fixed", "threshold", "early_stop", "stale_topk"]),
         table=st.sampled_from(["staircase", "staircase", "missing", "short", "flat", "bad"]),
         token_budget=st.sampled_from([-1, -1, 0, 1, 20]),
+        riding_along=st.integers(0, 9),
         seed=st.integers(0, 2**32 - 1),
     ),
     order=st.integers(0, 1000),

@@ -67,9 +67,9 @@ def test_draft_and_accept_equal_direct_launch(run: PluginRunner, backend: SimtBa
     _compare(run("DsparkRaggedAccept", fields, accept[1]), launch(backend, "ragged_accept", *accept))
 
 
-@pytest.mark.parametrize("name", ["fixed", "threshold_each", "early_stop", "stale_topk", "no_markov_half"])
+@pytest.mark.parametrize("name", ["fixed", "threshold_each", "riding_along", "riding_along_stale", "no_markov_half"])
 def test_schedule_equals_direct_launch(run: PluginRunner, backend: SimtBackend, name: str) -> None:
-    shape: ScheduleShape = replace(SCHEDULES[name], padding=0)
+    shape: ScheduleShape = replace(SCHEDULES[name], padding=0, riding_along=SCHEDULES[name].riding_along or 1)
     problem: Problem = schedule_problem(make_schedule(shape))
     fields = {"schedule_mode": MODES[shape.mode], "markov_half": int(shape.markov)}
     _compare(run("DsparkConfidenceSchedule", fields, problem[1]), launch(backend, "confidence_schedule", *problem))

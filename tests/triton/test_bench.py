@@ -25,7 +25,17 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def bench(capsys: pytest.CaptureFixture[str], url: str, prompts: Path, *flags: str) -> dict[str, Any]:
-    given = ["bench", "--url", url, "--prompts_file", str(prompts), "--max_tokens", str(TOKENS), "--ignore_eos"]
+    given = [
+        "bench",
+        "--url",
+        url,
+        "--prompts_file",
+        str(prompts),
+        "--raw",
+        "--max_tokens",
+        str(TOKENS),
+        "--ignore_eos",
+    ]
     assert main([*given, "--requests", "8", "--json", "--log_level", "error", *flags]) == 0
     return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import jinja2
 import tokenizers
 
+from trtllm_dspark.checkpoint.token_bytes import token_bytes_of
 from trtllm_dspark.checkpoint.types import Checkpoint
-from trtllm_dspark.errors import CheckpointError
+from trtllm_dspark.errors import CheckpointError, EngineError
 
 
 def check_tokenizer(path: Path, checkpoint: Checkpoint) -> None:
-    """Refuse a tokenizer or chat template that cannot be read, and special tokens that the model does not have.
+    """Refuse a tokenizer or chat template that cannot be used, and special tokens that the model does not have.
 
     Args:
         path: of the checkpoint, for messages.
@@ -33,9 +34,13 @@ def check_tokenizer(path: Path, checkpoint: Checkpoint) -> None:
     if assets is None:
         return
     try:
-        tokenizers.Tokenizer.from_str(assets.tokenizer_json)
+        tokenizer = tokenizers.Tokenizer.from_str(assets.tokenizer_json)
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(f"{path}: its tokenizer cannot be read ({error}); get it again") from error
+    try:
+        token_bytes_of(tokenizer)
+    except EngineError as error:
+        raise CheckpointError(f"{path}: {error}; choose a checkpoint with one of those") from error
     if assets.chat_template is None:
         return
     try:

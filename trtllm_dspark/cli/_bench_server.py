@@ -22,8 +22,9 @@ LEAST_REQUESTS = 16
 
 def bench_server(args: argparse.Namespace, prompts: list[Prompt]) -> int:
     """Load the server with every load of --traffic in turn, print and write the report."""
-    model = args.model or ("ensemble" if args.api == "triton" else "tensorrt_llm")
-    endpoint = Endpoint.parse(args.url, api=args.api, model=model, raw=args.raw)
+    endpoint = Endpoint.parse(args.url, api=args.api, model=args.model, raw=args.raw)
+    for prompt in prompts:
+        endpoint.check(prompt)
     service = None if args.sla is None else ServiceLevel.parse(args.sla)
     processes = [_process(part, args.traffic) for part in args.traffic.split(",")]
     rows = [_measure(args, endpoint, prompts, process) for process in processes]
@@ -32,7 +33,7 @@ def bench_server(args: argparse.Namespace, prompts: list[Prompt]) -> int:
         title=f"Measured: {args.url}",
         command=command_line(),
         facts=[
-            ("server", f"{args.url}, {args.api} API over {'gRPC' if endpoint.grpc else 'HTTP'}, model {model}"),
+            ("server", f"{args.url}, {args.api} API over {'gRPC' if endpoint.grpc else 'HTTP'}, model {args.model}"),
             ("prompts", f"{len(prompts)} of {args.prompts_file}, at most {args.max_tokens} tokens out"),
             ("load", args.traffic),
         ],

@@ -69,6 +69,6 @@ def _pyplot() -> Any:
         from matplotlib import figure
     except ImportError as error:
         raise UsageError(
-            "--plot with a .png needs matplotlib: pip install 'trtllm-dspark[plot]', or give a name that ends in .svg"
+            "--plot with a .png needs matplotlib: pip install '.[plot]' in a checkout, or give a name that ends in .svg"
         ) from error
     return figure

@@ -17,6 +17,15 @@ from trtllm_dspark.simulate.records import RequestRecord
 
 Api = Literal["triton", "openai"]
 _INPUT_NAMES = {"stop": "stop_words", "max_draft_len": "num_draft_tokens"}
+_UNSENDABLE: dict[Api, dict[str, str]] = {
+    "triton": {"stop_token_ids": "use stop strings"},
+    "openai": {
+        "stop_token_ids": "use stop strings",
+        "max_draft_len": "use --api triton",
+        "speculation": "use --api triton",
+    },
+}
+"""A prompt's own fields that have no name there, and what to use."""
 TIMEOUT_S = 600.0
 """Seconds of silence after which a request counts as failed."""
 
@@ -28,9 +37,9 @@ class Endpoint:
     Attributes:
         host: name or address.
         port: of the HTTP or the gRPC front.
-        api: `triton` (generate_stream, the text as it is) or `openai` (chat completions, or completions with `raw`).
+        api: `triton` (generate_stream, or a stream over gRPC) or `openai` (chat completions; completions with `raw`).
         model: name of the model.
-        raw: `openai` only: no chat template.
+        raw: no chat template.
         grpc: whether it speaks gRPC; `triton` only.
     """
 
@@ -64,13 +73,26 @@ class Endpoint:
             raise UsageError("the OpenAI API is spoken over HTTP only; use --api triton, or an http:// address")
         return Endpoint(host, port, api, model, raw, parts.scheme == "grpc")
 
+    def check(self, prompt: Prompt) -> None:
+        """Refuse a prompt with a field of its own that the API has no name for.
+
+        Raises:
+            UsageError: it has one.
+        """
+        for name, instead in _UNSENDABLE[self.api].items():
+            if name in prompt.sampling:
+                raise UsageError(
+                    f"prompt on line {prompt.index + 1}: the {self.api} API takes no {name}; {instead}, or take it out"
+                )
+
     def message(self, prompt: Prompt, sampling: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return path and JSON body of a prompt."""
         fields = {**sampling, **prompt.sampling}
         if self.api == "triton":
             body = {"text_input": prompt.text, "stream": True, "return_num_output_tokens": True, **_inputs(fields)}
+            if not self.raw:  # another project's server has no such input: --raw loads that one
+                body["apply_chat_template"] = True
             return f"/v2/models/{self.model}/generate_stream", body
-        fields.pop("speculation", None)
         stream = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **fields}
         if self.raw:
             return "/v1/completions", {"prompt": prompt.text, **stream}
@@ -78,13 +100,7 @@ class Endpoint:
 
 
 def _inputs(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return sampling parameters under the names of Triton's inputs.
-
-    Raises:
-        UsageError: there is none for one of them.
-    """
-    if "stop_token_ids" in fields:
-        raise UsageError("the server's text models take no stop_token_ids; use stop strings, or take the field out")
+    """Return sampling parameters under the names of Triton's inputs."""
     named = {_INPUT_NAMES.get(name, name): value for name, value in fields.items() if name != "speculation"}
     # The one value that a prompt's line may have is "off".
     return named | {"num_draft_tokens": 0} if "speculation" in fields else named

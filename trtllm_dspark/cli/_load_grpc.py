@@ -40,7 +40,8 @@ class GrpcChannel:
             import tritonclient.utils
         except ImportError as error:
             raise ConfigError(
-                "a grpc:// address needs tritonclient; install the extra 'triton', or load the server over http://"
+                "a grpc:// address needs tritonclient; pip install '.[triton]' in a checkout, or load the server over "
+                "http://"
             ) from error
         self._address = address
         self._make_input: Any = tritonclient.grpc.InferInput

@@ -7,7 +7,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from trtllm_dspark.cli._acceptance_output import record_acceptance
+from trtllm_dspark.cli._bench_flags import hold_defaults, settle
 from trtllm_dspark.cli._bench_server import bench_server
 from trtllm_dspark.cli._drafter import add_drafter_arguments, make_drafter
 from trtllm_dspark.cli._generation import (
@@ -44,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--speculation",
         default=DEFAULT_MODES,
         metavar="MODES",
-        help=f"modes to compare, separated by commas; 'off' is added where it is missing. {SPECULATION_HELP}",
+        help="modes to compare, separated by commas; 'off' is added where it is missing, and the default's fixed:G end "
+        f"with the block. {SPECULATION_HELP}",
     )
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="times the whole comparison is repeated")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -61,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--url", metavar="URL", help="http://HOST:PORT or grpc://HOST:PORT; modes are the server's own then"
     )
     server.add_argument("--api", default="triton", choices=("triton", "openai"), help="Triton's own, or completions")
-    server.add_argument("--model", metavar="NAME", help="ensemble, or tensorrt_llm of the OpenAI front, when left out")
+    server.add_argument("--model", default="ensemble", metavar="NAME", help="name of the server's model")
     server.add_argument(
         "--traffic",
         default="closed:1,2,4,8",
@@ -71,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--requests", type=int, metavar="N", help="requests of each load; 4 a user when left out")
     server.add_argument("--label", default="server", metavar="NAME", help="name of the curve, as the server's mode")
     add_report_arguments(server)
+    hold_defaults(parser)
 
 
 @dataclass(slots=True)
@@ -92,15 +95,13 @@ def run(args: argparse.Namespace) -> int:
     check_sampling(args)
     if (args.engine_dir is None) == (args.url is None):
         raise UsageError("give --engine_dir to measure an engine here, or --url to load a server")
+    modes_given = args.speculation is not None
+    settle(args)
     if args.requests is not None and args.requests < 1:
         raise UsageError(f"--requests must be at least 1, got {args.requests}")
     if args.url is not None:
-        if args.acceptance_output is not None:
-            raise UsageError("--acceptance_output needs --engine_dir; a server does not tell confidences")
         check_report_paths(args.report)
         return bench_server(args, read_prompts(args.prompts_file))
-    if args.report or args.sla or args.measured:
-        raise UsageError("--report, --sla and --measured belong to --url; without it use --json")
     if args.acceptance_output is not None:
         profile = record_acceptance(args, read_prompts(args.prompts_file), args.acceptance_output)
         lengths = ", ".join(f"{domain} {profile.accepted_len(domain):.2f}" for domain in profile.domains)
@@ -123,6 +124,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         check_batch_size(args.batch_size, off)
         requests = make_requests(prompts, args, off)
+        if not modes_given:
+            configs = _as_short_as_blocks(configs, off)
         modes = [_Mode(config, off.sibling(speculation=config)) for config in configs]
         _warm_up(modes, requests)
         _measure(modes, requests, batch_size=args.batch_size, repeats=args.repeats)
@@ -139,6 +142,17 @@ def _parse_modes(text: str) -> list[SpeculationConfig]:
     configs = list(dict.fromkeys(SpeculationConfig.parse(part) for part in text.split(",")))
     off = SpeculationConfig("off")
     return configs if off in configs else [off, *configs]
+
+
+def _as_short_as_blocks(configs: Sequence[SpeculationConfig], off: Session) -> list[SpeculationConfig]:
+    """Return the default modes with no more drafts than a block has."""
+    longest = off.sibling(speculation="fixed").stats.max_draft_len
+    return list(
+        dict.fromkeys(
+            config if config.draft_len is None else replace(config, draft_len=min(config.draft_len, longest))
+            for config in configs
+        )
+    )
 
 
 def _warm_up(modes: Sequence[_Mode], requests: Sequence[Request]) -> None:

@@ -82,7 +82,11 @@ def _drop_unwritable_streams() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 ok, 2 usage, 3 checkpoint or engine, 4 device or runtime."""
+    """Run the command line and return its exit code.
+
+    0 ok; 1 `swap`: not promoted, `train`: stopped before all prompts were answered; 2 usage; 3 checkpoint or engine;
+    4 device or runtime; 130 interrupted.
+    """
     try:
         return _run(argv)
     finally:

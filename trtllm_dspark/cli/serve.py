@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         choices=("auto", "online", "stored"),
         help="online: the confidence head's calibration follows what is observed; auto: where a seed does not fix the "
-        "text anyway (adaptive, early_stop, stale_topk)",
+        "text anyway (adaptive, early_stop, stale_topk), with the engine's own drafter alone",
     )
     add(
         "--load_monitor",
@@ -179,5 +179,5 @@ def _engine_command(args: argparse.Namespace, socket: str, engine_dir: str) -> S
         f"--load_monitor={args.load_monitor}",
         f"--load_device={args.load_device}",
         f"--parent_pid={os.getpid()}",
-        f"--log_level={'info' if args.log_level == 'debug' else 'warning'}",
+        f"--log_level={args.log_level}",
     ]

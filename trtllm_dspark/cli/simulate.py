@@ -33,6 +33,13 @@ from trtllm_dspark.simulate.traffic import Lengths, Process, Traffic, make_traff
 DEFAULT_POLICIES = "off,fixed:3,adaptive"
 REQUESTS_PER_USER = 12
 LEAST_REQUESTS = 60
+_LIMITS = {
+    "max_batch_size": "requests with a slot; estimates: as many as the memory holds, at most 256 when left out",
+    "max_seq_len": "tokens of a request at most, prompt and output; estimates: 4,096 when left out",
+    "max_num_tokens": "tokens of a round at most; estimates: 2,048 when left out, or whole blocks of all requests",
+    "max_draft_len": "gamma, draft tokens of a block; estimates: the model's own when left out",
+    "max_queue_size": "requests that may wait, further ones are refused; 100,000 when left out",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,8 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--domains", metavar="D", help="NAME=WEIGHT,...; all domains alike when left out")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="same seed, same result")
     limits = parser.add_argument_group("limits, where they differ from the table's")
-    for name in ("max_batch_size", "max_seq_len", "max_num_tokens", "max_draft_len", "max_queue_size"):
-        limits.add_argument(f"--{name}", type=int, metavar="N")
+    for name, meaning in _LIMITS.items():
+        limits.add_argument(f"--{name}", type=int, metavar="N", help=meaning)
     limits.add_argument("--host_us", type=float, metavar="X", help="microseconds a round takes beside the passes")
     cluster = parser.add_argument_group("cluster")
     cluster.add_argument("--replicas", type=int, default=1, metavar="N", help="servers behind the router")
@@ -120,8 +127,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _scenario(args: argparse.Namespace) -> Scenario:
-    names = ("max_batch_size", "max_seq_len", "max_num_tokens", "max_draft_len", "max_queue_size")
-    for name in (*names, "requests"):
+    for name in (*_LIMITS, "requests"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name} must be at least 1, got {getattr(args, name)}")
     if args.host_us is not None and not 0 <= args.host_us < float("inf"):
@@ -129,7 +135,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     if args.autoscale is not None:
         Autoscaler.parse(args.autoscale)
     server = load_server(
-        args.cost_table, Overrides(**{name: getattr(args, name) for name in names}, host_us=args.host_us)
+        args.cost_table, Overrides(**{name: getattr(args, name) for name in _LIMITS}, host_us=args.host_us)
     )
     acceptance = published(args.acceptance) if args.acceptance in PUBLISHED else read_acceptance(Path(args.acceptance))
     return Scenario(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from trtllm_dspark.cli._prompts import read_prompts
+from trtllm_dspark.cli._prompts import Prompt, read_prompts
 from trtllm_dspark.cli._tables import print_table
 from trtllm_dspark.errors import ConfigError, UsageError
 
@@ -38,6 +38,8 @@ UNUSED: dict[str, tuple[str, ...]] = {
     "mtp": (*_ONE_LAYER, "block_size"),
 }
 """Kinds of drafters, and the flags that mean nothing to each."""
+_INSTEAD = {"temperature": "temperatures", "max_tokens": "max_response_len", "seed": "seed"}
+"""Fields of a request, and the flags that say the same of all answers."""
 Stop = Callable[[], bool]
 
 
@@ -116,7 +118,8 @@ def _add_length(parser: argparse.ArgumentParser) -> None:
         default="float32",
         choices=("float32", "bfloat16", "int8"),
         help="the target's weights while training; bfloat16: of answers only, fast where the CPU multiplies it "
-        "(AMX, AVX512-BF16); int8: slower, exactly what an int8 engine serves",
+        "(AMX, AVX512-BF16); int8: slower, exactly what an int8 engine serves. Products of a step are bfloat16 where "
+        "the CPU has AVX512-BF16, whatever this says; resume on the same kind of CPU",
     )
     group.add_argument("--seed", type=int, default=0, metavar="S", help="decides every draw")
 
@@ -198,7 +201,7 @@ def _add_loss(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Generate what is missing, train, write the drafter."""
     if importlib.util.find_spec("torch") is None:
-        raise UsageError("training needs PyTorch; install it with pip install 'trtllm-dspark[train]'")
+        raise UsageError("training needs PyTorch; install it with pip install '.[train]' in a checkout")
     from trtllm_dspark.train.pipeline import Preparation, Run
 
     if args.prompts_file and args.responses_file:
@@ -211,7 +214,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--responses_only writes answers to prompts; leave out --responses_file and --from_traffic")
     if args.num_continued and not args.prompts_file:
         raise ConfigError("--num_continued begins as prompts do; give --prompts_file")
-    turns = [prompt for path in args.prompts_file for prompt in read_prompts(path)]
+    turns = [prompt for path in args.prompts_file for prompt in _read_prompts(path)]
     generation, config = _generation_config(args), _train_config(args)
     with _stop_on_signals() as stop:
         preparation = Preparation(config)
@@ -234,6 +237,23 @@ def run(args: argparse.Namespace) -> int:
             return _train(args, run, preparation, stop)
         finally:
             run.close()
+
+
+def _read_prompts(path: Path) -> list[Prompt]:
+    """Read prompts that set nothing about their answers: the run's flags decide those.
+
+    Raises:
+        UsageError: the file is malformed, or a line has a field of a request.
+    """
+    prompts = read_prompts(path)
+    for prompt in prompts:
+        for name in prompt.sampling:
+            flag = _INSTEAD.get(name)
+            instead = "take it out" if flag is None else f"take it out and give --{flag}"
+            raise UsageError(
+                f"--prompts_file {path} line {prompt.index + 1} sets '{name}', which train does not follow; {instead}"
+            )
+    return prompts
 
 
 def _train(args: argparse.Namespace, run: Run, preparation: Preparation, stop: Stop) -> int:
@@ -284,8 +304,11 @@ def _generate(
     finally:
         answerer.close()
     responses = read_responses(path, preparation.target.config.vocab_size)
-    if not responses:
-        raise UsageError("no response was generated before the stop; --resume goes on")
+    if not responses and not stop():
+        raise UsageError(
+            "nothing was answered: no prompt fits --max_seq_len, and no turn that the target wrote came to an end; "
+            "raise it, or give other prompts"
+        )
     # Whatever order they ended in: a resumed run must see the same sequence.
     return sorted((one for one in responses if one.num_anchors > 0), key=lambda response: response.index)
 

@@ -87,6 +87,14 @@ def _serve(args: argparse.Namespace) -> None:
     trial.check()
     metrics = EngineMetrics()
     recorder = _recorder(args, metrics)
+    # However this ends: what is recorded is written, and another server may use the directory.
+    with contextlib.nullcontext() if recorder is None else contextlib.closing(recorder):
+        _serve_engine(args, trial, metrics, recorder)
+
+
+def _serve_engine(
+    args: argparse.Namespace, trial: TrialOptions, metrics: EngineMetrics, recorder: TrafficRecorder | None
+) -> None:
     device = int(args.load_device) if args.load_device.isdecimal() else args.load_device
     load = open_load_control(args.engine_dir, args.load_monitor, device)
     options = SessionOptions(
@@ -131,8 +139,6 @@ def _serve(args: argparse.Namespace) -> None:
     # The engine holds its memory now: what is free is what others may take.
     with load or contextlib.nullcontext():
         serve_lane(lane, open_beside, tokenizer, limits, process, info, metrics, load)
-    if recorder is not None:
-        recorder.close()
 
 
 def drafter_of(args: argparse.Namespace) -> OutsideDrafter | None:

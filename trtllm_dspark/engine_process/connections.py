@@ -12,12 +12,16 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from trtllm_dspark.errors import UsageError
-from trtllm_dspark.serving.framing import FrameDecoder, Message, ProtocolError, check_hello, pack
+from trtllm_dspark.engine_process.frames import frames_of
+from trtllm_dspark.errors import UsageError, cut
+from trtllm_dspark.serving.framing import FrameDecoder, Message, ProtocolError, check_hello
 
 logger = logging.getLogger(__name__)
 
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
+"""What may wait for a client that takes nothing; the long answers of one round may be more."""
+STALLED_S = 2.0
+_MAX_BACKLOG_BYTES = 16 * MAX_UNSENT_BYTES
 _READ_BYTES = 1 << 18
 _ACCEPT_PAUSE_S = 0.5
 
@@ -54,10 +58,16 @@ class Connection:
         self._wake = wake
         self._lock = threading.Lock()
         self._unsent = bytearray()
+        self._taken_at = time.monotonic()
 
     def send(self, message: Message) -> None:
-        """Write a message now if the socket takes it, else keep the rest for the I/O thread."""
-        data = pack(message)
+        """Write a message now if the socket takes it, else keep the rest for the I/O thread.
+
+        What fits no frame is answered in its place (`frames_of`).
+        """
+        data = b"".join(frames_of(message))
+        if not data:
+            return
         with self._lock:
             if self.dead:
                 return
@@ -70,11 +80,13 @@ class Connection:
                     self.dead = True
                     self._wake(self)
                     return
+                self._taken_at = time.monotonic()
                 if sent == len(data):
                     return
                 data = data[sent:]
             self._unsent += data
-            if len(self._unsent) > MAX_UNSENT_BYTES:
+            stalled = time.monotonic() - self._taken_at > STALLED_S
+            if len(self._unsent) > (MAX_UNSENT_BYTES if stalled else _MAX_BACKLOG_BYTES):
                 logger.warning("%s does not read its responses; its connection is closed", self.name or "a client")
                 self.dead = True
         self._wake(self)
@@ -91,6 +103,7 @@ class Connection:
             except OSError:
                 self.dead = True
                 return
+            self._taken_at = time.monotonic()
             del self._unsent[:sent]
 
     def close(self) -> None:
@@ -236,8 +249,8 @@ class ConnectionServer:
             self._handler.message(connection, message)
             return
         check_hello(message, peer="a client")
-        connection.role = str(message.get("role", ""))
-        connection.name = str(message.get("name", ""))
+        connection.role = cut(str(message.get("role", "")))
+        connection.name = cut(str(message.get("name", "")))
         pid = message.get("pid")
         connection.pid = pid if isinstance(pid, int) else 0
         connection.greeted = True

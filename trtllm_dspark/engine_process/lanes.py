@@ -36,6 +36,11 @@ class SessionLike(Protocol):
         ...
 
     @property
+    def held_back(self) -> bool:
+        """Whether the last step computed nothing: the load of the device lets no request start."""
+        ...
+
+    @property
     def failure(self) -> DeviceError | None:
         """Why the session takes no more requests."""
         ...
@@ -52,6 +57,7 @@ class Lane:
         engine_dir: where its engine is; "" where nobody needs to know.
         max_draft_len: the engine's gamma.
         running: by session id.
+        ending: those stopped by their id, by session id: they hold no slot in the next round and get its last text.
         draining: takes no further requests.
         request_limit: returns how many requests the load of the device allows all lanes to run now, None = as many as
             there are slots; None where nothing watches the load.
@@ -63,6 +69,7 @@ class Lane:
     engine_dir: str = ""
     max_draft_len: int = 0
     running: dict[str, Stream] = field(default_factory=dict)
+    ending: dict[str, Stream] = field(default_factory=dict)
     draining: bool = False
     request_limit: Callable[[], int | None] | None = None
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from trtllm_dspark.engine_process.gauges import Gauges
 from trtllm_dspark.engine_process.lanes import Lane, LaneSet
 from trtllm_dspark.engine_process.metrics import EngineMetrics
-from trtllm_dspark.engine_process.publisher import Publisher
+from trtllm_dspark.engine_process.publisher import STOPPED, Publisher
 from trtllm_dspark.engine_process.queue import RequestQueue
+from trtllm_dspark.engine_process.requests import GenerationRequest
 from trtllm_dspark.engine_process.speculation_metrics import SpeculationMetrics
 from trtllm_dspark.engine_process.streams import Stream, StreamState
 from trtllm_dspark.errors import DeviceError, RequestError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.5
+_SHUTTING_DOWN = "the server is shutting down; send the request elsewhere"
 
 
 class EngineLoop:
@@ -114,15 +116,14 @@ class EngineLoop:
                 if self.swap is not None:
                     self.swap.poll()
                 self._admit()
-                busy = [lane for lane in self.lanes if lane.busy]
-                if busy:
-                    for lane in busy:
-                        self._round(lane)
-                elif self._stopping and not self._inbox and not len(self._queue):
-                    return
-                else:
+                if any([self._round(lane) for lane in tuple(self.lanes) if lane.busy]):
+                    continue
+                # Nobody is there, or the load of the device lets nobody start.
+                if not self._stopping or self._inbox:
                     self._update_gauges()
                     self._sleep()
+                elif not self._refuse_held_back():
+                    return
         except BaseException:
             self._fail_everything()
             raise
@@ -156,7 +157,7 @@ class EngineLoop:
             return
         try:
             if self._stopping:
-                raise RequestError("the server is shutting down; send the request elsewhere", code="shutting_down")
+                raise RequestError(_SHUTTING_DOWN, code="shutting_down")
             self._queue.push(stream, priority=request.priority, num_free=self.lanes.num_free)
         except RequestError as error:
             self._metrics.add("dspark_requests_rejected", reason=error.code)
@@ -183,12 +184,10 @@ class EngineLoop:
             stream = self._queue.pop()
             if stream is None or stream.request is None:
                 return
-            try:
-                lane.session.add(lane.make_request(stream.session_id, stream.request))
-            except RequestError as error:
-                self._metrics.add("dspark_requests_rejected", reason=error.code)
-                stream.fail(error.code, str(error))
+            started = self._start(lane, stream, stream.request)
+            if started is None:
                 continue
+            lane = started
             stream.state = StreamState.RUNNING
             stream.scheduled_at = time.monotonic()
             lane.running[stream.session_id] = stream
@@ -196,21 +195,45 @@ class EngineLoop:
             self._metrics.add("dspark_input_tokens", len(stream.request.prompt_token_ids))
             self._metrics.observe("nv_llm_input_token_len", len(stream.request.prompt_token_ids))
 
-    def _round(self, lane: Lane) -> None:
+    def _start(self, lane: Lane, stream: Stream, request: GenerationRequest) -> Lane | None:
+        """Give a request to a lane; return the one that took it, or None where its client was told why none did."""
+        try:
+            lane.session.add(lane.make_request(stream.session_id, request))
+            return lane
+        except DeviceError:
+            raise
+        except RequestError as error:
+            if lane is not self.lanes.serving:
+                # Its client cannot know of a candidate: only the lane that serves may refuse it.
+                return self._start(self.lanes.serving, stream, request)
+            self._metrics.add("dspark_requests_rejected", reason=error.code)
+            stream.fail(error.code, str(error))
+        except Exception:
+            # The session has not taken it, so the others go on.
+            logger.exception("a request could not be started")
+            self._metrics.add("dspark_requests_failed", reason="request_failure")
+            stream.fail("engine_failure", "the engine could not start this request; its log says why")
+        return None
+
+    def _round(self, lane: Lane) -> bool:
+        """Run a round and publish what came of it; return whether anything did."""
         started = time.monotonic()
         outputs = lane.session.step()
         now = time.monotonic()
         self.last_progress = now
-        self.rounds += 1
-        self._metrics.add("dspark_rounds")
-        self._metrics.observe("dspark_round_seconds", now - started)
+        computed = not lane.session.held_back
+        if computed:
+            self.rounds += 1
+            self._metrics.add("dspark_rounds")
+            self._metrics.observe("dspark_round_seconds", now - started)
         pairs = []
         for output in outputs:
-            stream = lane.running.get(output.request_id)
+            stream = lane.running.get(output.request_id) or lane.ending.get(output.request_id)
             if stream is None:
                 continue
             if output.finished:
-                del lane.running[output.request_id]
+                lane.running.pop(output.request_id, None)
+                lane.ending.pop(output.request_id, None)
             if output.finish_reason == "error" and self._start_elsewhere(lane, stream):
                 continue
             pairs.append((stream, output))
@@ -224,10 +247,13 @@ class EngineLoop:
             if lane is self.lanes.serving or self.swap is None:
                 raise DeviceError(f"the engine failed: {lane.session.failure}")
             self.swap.lane_failed(lane)
+        return computed or bool(outputs)
 
     def _start_elsewhere(self, lane: Lane, stream: Stream) -> bool:
         """Put a request of a failed candidate that has answered nothing back into the queue; return whether it was."""
         if lane is self.lanes.serving or lane.session.failure is None or stream.num_output_tokens or not stream.request:
+            return False
+        if stream.state is StreamState.ENDING:  # nobody wants it any more
             return False
         self._queue.push(stream, priority=stream.request.priority, num_free=self.lanes.num_slots)
         return True
@@ -235,18 +261,40 @@ class EngineLoop:
     def _end(self, stream: Stream, reason: str) -> None:
         """Take a request out wherever it is and tell its client why."""
         if stream.state is StreamState.DONE:
+            stream.release()  # the intake may have read it since
+            return
+        if stream.state is StreamState.ENDING:
             return
         if stream.state is StreamState.WAITING:
             self._queue.discard(stream)
         elif stream.state is StreamState.RUNNING:
             lane = self.lanes.lane_of(stream)
             del lane.running[stream.session_id]
-            lane.session.cancel(stream.session_id)
+            known = lane.session.cancel(stream.session_id)
+            if reason == STOPPED and known:
+                # Text that might have become a stop string comes with the session's last output.
+                stream.state = StreamState.ENDING
+                lane.ending[stream.session_id] = stream
+                return
         self._publisher.end(stream, reason)
+
+    def _refuse_held_back(self) -> int:
+        """Tell everybody who waits for the load to fall that the server shuts down; return how many they were."""
+        streams = list(self.lanes.running())
+        for stream in streams:
+            lane = self.lanes.lane_of(stream)
+            del lane.running[stream.session_id]
+            lane.session.cancel(stream.session_id)
+        while (waiting := self._queue.pop()) is not None:
+            streams.append(waiting)
+        for stream in streams:
+            self._metrics.add("dspark_requests_rejected", reason="shutting_down")
+            stream.fail("shutting_down", _SHUTTING_DOWN)
+        return len(streams)
 
     def _fail_everything(self) -> None:
         logger.error("the engine failed; every open request gets an error")
-        streams = list(self.lanes.running())
+        streams = [*self.lanes.running(), *(stream for lane in self.lanes for stream in lane.ending.values())]
         while (stream := self._queue.pop()) is not None:
             streams.append(stream)
         while self._inbox:
@@ -258,6 +306,7 @@ class EngineLoop:
             stream.fail("engine_failure", "the engine failed while running this request; retry it")
         for lane in self.lanes:
             lane.running.clear()
+            lane.ending.clear()
 
     def _update_gauges(self) -> None:
         self._gauges.num_slots = self.lanes.num_slots

@@ -32,7 +32,7 @@ class SessionOptions:
         recorder: sees the sessions whose records fit its directory.
         load: limits that the load of the GPU sets, or None.
         calibration: `online` follows what is observed, `stored` does not, `auto` is online where a seed does not fix
-            the text anyway.
+            the text anyway and the engine's own drafter drafts alone.
         kernel_library: keeps whole rounds of TensorRT engines on the GPU.
         drafter: what drafts in place of the engine's own drafter, or None.
     """
@@ -50,7 +50,7 @@ class SessionOptions:
     def online_calibration(self) -> bool:
         """Whether the calibration follows what is observed."""
         compared = SpeculationConfig.parse(self.speculation).compares_requests
-        return self.calibration == "online" or (self.calibration == "auto" and compared)
+        return self.calibration == "online" or (self.calibration == "auto" and compared and self.drafter is None)
 
 
 def open_session(engine_dir: str | Path, options: SessionOptions) -> Session:
@@ -150,6 +150,27 @@ def check_interchangeable(serving: Manifest, candidate: Manifest, where: str) ->
             f"the engine {where} holds sequences of {candidate.limits.max_seq_len} tokens and the serving one "
             f"{serving.limits.max_seq_len}; build it with --max_seq_len {serving.limits.max_seq_len} or more"
         )
+    # Rounds of plugins refuse requests that others take; no client may see which of the two engines it met.
+    if _has_plugins(serving) != _has_plugins(candidate):
+        flag = "enable" if _has_plugins(serving) else "disable"
+        raise EngineMismatch(
+            f"of the engine {where} and the serving one only one runs rounds of plugins, which give no "
+            f"log-probabilities and take no min_tokens; build it with --dspark_plugin {flag}"
+        )
+    accepts, wanted = _acceptance(candidate), _acceptance(serving)
+    if accepts != wanted:
+        raise EngineMismatch(
+            f"the plugins of {where} accept by {accepts} and those of the serving engine by {wanted}, so they serve "
+            f"other requests; build it with --acceptance {wanted}"
+        )
+
+
+def _has_plugins(manifest: Manifest) -> bool:
+    return manifest.gpu is not None and manifest.gpu.lowering == "trt_plugin"
+
+
+def _acceptance(manifest: Manifest) -> str | None:
+    return None if manifest.gpu is None else manifest.gpu.acceptance
 
 
 def _checkpoint(manifest: Manifest) -> list[str]:

@@ -15,7 +15,7 @@ from trtllm_dspark.serving.framing import Message
 _RECENT = 256
 
 # Reasons a request ends early -> (finish reason in a normal last answer, or error code).
-_STOPPED = "stop_request"
+STOPPED = "stop_request"
 _ERRORS = {
     "deadline": ("deadline_exceeded", "the request did not finish before its deadline"),
     "client": ("cancelled", "the client cancelled the request"),
@@ -48,14 +48,21 @@ class Publisher:
                 senders[stream.connection_id] = stream.send
         for connection_id, items in frames.items():
             senders[connection_id]({"type": "outputs", "items": items})
+        for stream, _ in pairs:
+            if stream.state is StreamState.DONE:
+                stream.release()
 
     def end(self, stream: Stream, reason: str) -> None:
-        """Answer a request that was taken out of the session or the queue."""
+        """Answer a request that was taken out of the session, or has not come so far.
+
+        One that was running and is stopped by its id has its last answer in its lane's last output (`publish`).
+        """
         stream.state = StreamState.DONE
         self._metrics.add("dspark_requests_cancelled", reason=reason)
-        if reason == _STOPPED:
+        if reason == STOPPED:
             item = self._item_of(stream, *_whole(stream), "cancelled", None)
             stream.send({"type": "outputs", "items": [item]})
+            stream.release()
         else:
             stream.fail(*_ERRORS[reason])
 
@@ -81,7 +88,10 @@ class Publisher:
             text, tokens, logprobs = _whole(stream)
         if output.finished:
             stream.state = StreamState.DONE
-            self._observe_finished(stream, output, now)
+            if output.finish_reason == "cancelled":
+                self._metrics.add("dspark_requests_cancelled", reason=STOPPED)
+            else:
+                self._observe_finished(stream, output, now)
         reason = output.finish_reason if output.finished else None
         return self._item_of(stream, text, tokens, logprobs, reason, output.stats, output.stop_reason)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trtllm_dspark.errors import RequestError
+from trtllm_dspark.errors import RequestError, shown
 from trtllm_dspark.runtime.sampling_params import LATENCY_CLASSES, LatencyClass
 
 INT32_MAX = 2**31 - 1
@@ -173,7 +173,7 @@ def _latency_class(reader: _Reader) -> LatencyClass:
     for known in LATENCY_CLASSES:
         if given == known:
             return known
-    raise RequestError(f"latency_class is {given!r}; give {' or '.join(LATENCY_CLASSES)}", code="out_of_range")
+    raise RequestError(f"latency_class is {shown(given)}; give {' or '.join(LATENCY_CLASSES)}", code="out_of_range")
 
 
 def _stop_words(reader: _Reader, limits: RequestLimits, encoder: PromptEncoder) -> list[str]:
@@ -204,12 +204,25 @@ def _prompt(reader: _Reader, limits: RequestLimits, encoder: PromptEncoder) -> t
     if len(given) != 1:
         what = "no prompt was given" if not given else f"{' and '.join(given)} were given"
         raise RequestError(f"{what}; give exactly one of prompt, prompt_token_ids, messages", code="missing_field")
+    # Always read: a value of the wrong type is refused with every kind of prompt.
+    templated = reader.boolean("apply_chat_template")
     if given == ["prompt_token_ids"]:
+        if templated:
+            raise RequestError(
+                "apply_chat_template renders text and prompt_token_ids are tokens already; leave it out, or give a "
+                "prompt or messages",
+                code="conflicting_fields",
+            )
         token_ids = reader.integers("prompt_token_ids", 0, limits.vocab_size - 1, limit=limits.max_seq_len)
         if not token_ids:
             raise RequestError("the prompt has no tokens; give at least one", code="empty_prompt")
         return "", token_ids
-    chat = given == ["messages"] or reader.boolean("apply_chat_template")
+    if given == ["messages"] and reader.present("apply_chat_template") and not templated:
+        raise RequestError(
+            "apply_chat_template is false and messages are always rendered; leave it out, or give a prompt",
+            code="conflicting_fields",
+        )
+    chat = given == ["messages"] or templated
     if given == ["messages"]:
         text = encoder.render_chat(reader.messages(limits.max_prompt_bytes))
     else:
@@ -242,7 +255,7 @@ class _Reader:
         self._fields = {name: value for name, value in fields.items() if value is not None}
         unknown = sorted(set(self._fields) - _KNOWN)
         if unknown:
-            raise RequestError(f"unknown field {unknown[0]!r}", code="unknown_field")
+            raise RequestError(f"unknown field {shown(unknown[0])}", code="unknown_field")
 
     def present(self, *names: str) -> list[str]:
         return [name for name in names if name in self._fields]
@@ -298,7 +311,9 @@ class _Reader:
             raise RequestError(f"{name} has {len(value)} entries and {limit} are allowed", code=code)
         for item in value:
             if not low <= item <= high:
-                raise RequestError(f"{name} holds {item}, which is outside {low}..{high}", code="token_id_out_of_range")
+                raise RequestError(
+                    f"{name} holds {shown(item)}, which is outside {low}..{high}", code="token_id_out_of_range"
+                )
         return value
 
     def sequences(self, name: str, low: int, high: int, *, limit: int) -> list[list[int]]:
@@ -327,7 +342,7 @@ class _Reader:
 
 def _in_range(name: str, value: float, low: float, high: float) -> float:
     if not low <= value <= high:
-        raise RequestError(f"{name} is {value}, which is outside {low}..{high}", code="out_of_range")
+        raise RequestError(f"{name} is {shown(value)}, which is outside {low}..{high}", code="out_of_range")
     return value
 
 

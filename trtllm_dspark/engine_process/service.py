@@ -18,13 +18,14 @@ from trtllm_dspark.engine_process.metrics import EngineMetrics
 from trtllm_dspark.engine_process.requests import PromptEncoder, RequestLimits, parse_request
 from trtllm_dspark.engine_process.streams import Stream, StreamState
 from trtllm_dspark.engine_process.swap import DrafterSwap, TrialOptions
-from trtllm_dspark.errors import RequestError, UsageError
+from trtllm_dspark.errors import RequestError, UsageError, cut
 from trtllm_dspark.serving.framing import PROTOCOL_VERSION, Message
 
 logger = logging.getLogger(__name__)
 
 _MAX_INTAKE = 4096
 _MAX_REQUEST_ID = 256
+_MAX_PATH = 4096
 
 
 class EngineService:
@@ -92,9 +93,8 @@ class EngineService:
             if stream is not None:
                 self._loop.cancel(stream, "client")
         elif kind == "stop":
-            connection.send(
-                {"type": "stopped", "id": message.get("id"), "count": self._stop_by_id(message.get("request_id"))}
-            )
+            count = self._stop_by_id(message.get("request_id"))
+            connection.send({"type": "stopped", "id": _integer(message.get("id")), "count": count})
         elif kind == "rejected":
             # A model refused a request by itself; only counted here.
             self._metrics.add("dspark_requests_received")
@@ -108,9 +108,8 @@ class EngineService:
         elif kind in ("swap", "swap_abort", "swap_status"):
             connection.send(self._swap(kind, message))
         else:
-            connection.send(
-                {"type": "error", "id": message.get("id"), "code": "unknown_type", "message": "unknown type"}
-            )
+            handle = _integer(message.get("id"))
+            connection.send({"type": "error", "id": handle, "code": "unknown_type", "message": "unknown type"})
 
     def closed(self, connection: Connection) -> None:
         """Cancel everything a client that is gone had open."""
@@ -143,11 +142,14 @@ class EngineService:
             return {"type": "swap", "error": "this engine process cannot exchange its drafter"}
         try:
             if kind == "swap":
-                self.swap.start(str(message.get("engine_dir", "")), TrialOptions(**message.get("options", {})))
+                engine_dir = str(message.get("engine_dir", ""))
+                if len(engine_dir) > _MAX_PATH:
+                    raise UsageError(f"engine_dir is longer than {_MAX_PATH} characters; give a path")
+                self.swap.start(engine_dir, TrialOptions(**message.get("options", {})))
             elif kind == "swap_abort":
                 self.swap.abort()
         except (UsageError, TypeError) as error:
-            return {"type": "swap", "error": str(error)}
+            return {"type": "swap", "error": cut(str(error), length=300)}
         return {"type": "swap", **self.swap.status()}
 
     # requests
@@ -208,22 +210,28 @@ class EngineService:
 
     def _run_intake(self) -> None:
         while True:
-            stream, fields = self._intake.get()
-            if stream.cancel_reason is not None:
-                self._loop.submit(stream)
-                continue
-            try:
+            self._read_next()
+
+    def _read_next(self) -> None:
+        """Take one request in, whatever it is: a thread that ends would leave all later ones without an answer."""
+        stream, fields = self._intake.get()
+        try:
+            if stream.cancel_reason is None:
                 stream.request = parse_request(fields, self._limits, self._encoder)
-            except RequestError as error:
-                self._reject(stream, error)
-                continue
-            except Exception:
-                logger.exception("a request could not be read")
-                self._reject(stream, RequestError("the request could not be read", code="invalid_request"))
-                continue
-            if stream.request.timeout_s is not None:
-                stream.deadline = stream.arrival + stream.request.timeout_s
+                if stream.request.timeout_s is not None:
+                    stream.deadline = stream.arrival + stream.request.timeout_s
             self._loop.submit(stream)
+        except RequestError as error:
+            self._refuse(stream, error)
+        except Exception:
+            logger.exception("a request could not be read")
+            self._refuse(stream, RequestError("the request could not be read", code="invalid_request"))
+
+    def _refuse(self, stream: Stream, error: RequestError) -> None:
+        try:
+            self._reject(stream, error)
+        except Exception:
+            logger.exception("a refusal could not be sent")
 
     def _reject(self, stream: Stream, error: RequestError) -> None:
         self._metrics.add("dspark_requests_rejected", reason=error.code)

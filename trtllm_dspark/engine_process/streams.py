@@ -13,11 +13,12 @@ Send = Callable[[Message], None]
 
 
 class StreamState(enum.Enum):
-    """Where a request is; it only moves forward."""
+    """Where a request is; it only moves forward. One that is ENDING has left its lane and waits for its last text."""
 
     INTAKE = "intake"
     WAITING = "waiting"
     RUNNING = "running"
+    ENDING = "ending"
     DONE = "done"
 
 
@@ -34,7 +35,7 @@ class Stream:
         arrival: monotonic seconds when the request was read.
         deadline: monotonic seconds after which it is ended, or None.
         cancel_reason: set by any thread; the loop acts on it before the next round.
-        request: the validated request, set by the intake.
+        request: the validated request, set by the intake; None again once the last answer has left.
     """
 
     send: Send
@@ -60,3 +61,9 @@ class Stream:
         """End the stream with an error the client can read by code."""
         self.state = StreamState.DONE
         self.send({"type": "error", "id": self.handle, "code": code, "message": message})
+        self.release()
+
+    def release(self) -> None:
+        """Drop the prompt and what was held for the answer, once that has left: tables keep streams for a while."""
+        self.request = None
+        self.held_text, self.held_tokens, self.held_logprobs = [], [], []

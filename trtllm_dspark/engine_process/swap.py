@@ -171,6 +171,7 @@ class DrafterSwap:
         if self._state is SwapState.TRIAL and lane is self._lanes.beside:
             self._end("failed", f"its engine failed ({lane.session.failure})")
         lane.running.clear()
+        lane.ending.clear()
 
     def _load(self, engine_dir: str) -> None:
         try:

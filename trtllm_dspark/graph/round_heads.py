@@ -82,7 +82,7 @@ class DraftHeads:
     def append_schedule(self, max_num_tokens: int) -> None:
         """Append DsparkConfidenceSchedule.
 
-        Of caps [R], thresholds [R], limits, terms, costs and calibration it makes the rows of the verify pass.
+        Of caps, live and thresholds [R], limits, terms, costs and calibration it makes the rows of the verify pass.
         """
         net, config = self.net, self.config
         inputs = {name: name for name in ("anchors", "positions", "draft_tokens")}
@@ -92,6 +92,8 @@ class DraftHeads:
         inputs["caps"] = net.node("Mul", net.input("caps", np.int32, ["R"]), usable)
         if self.options.schedule == "threshold":
             inputs["thresholds"] = net.input("thresholds", np.float32, ["R"])
+        elif self.options.schedule != "fixed":
+            inputs["live"] = net.input("live", np.int32, ["R"])
         inputs["limits"] = net.input("limits", np.int32, [4])
         inputs["terms"] = net.input("terms", np.float32, [3])
         inputs["step_time_us"] = net.input("step_time_us", np.float32, [max_num_tokens + 1])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trtllm_dspark.engine.base import EngineLimits
-from trtllm_dspark.errors import RequestError
+from trtllm_dspark.errors import RequestError, shown
 from trtllm_dspark.runtime.sampling_params import SamplingParams
 
 
@@ -46,7 +46,7 @@ def check_request(request: Request, limits: EngineLimits) -> None:
         for token in tokens:
             if type(token) is bool or not isinstance(token, (int, np.integer)) or not 0 <= token < limits.vocab_size:
                 raise RequestError(
-                    f"{name} holds token id {token!r}, ids run from 0 to {limits.vocab_size - 1}; "
+                    f"{name} holds token id {shown(token)}, ids run from 0 to {limits.vocab_size - 1}; "
                     "encode with the engine's own tokenizer",
                     code="token_out_of_vocab",
                 )

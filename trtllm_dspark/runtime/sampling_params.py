@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
-from trtllm_dspark.errors import RequestError
+from trtllm_dspark.errors import RequestError, shown
 from trtllm_dspark.runtime.unicode_text import check_unicode
 
 GREEDY_TEMPERATURE = 1e-5
@@ -80,10 +80,12 @@ class SamplingParams:
             )
         for name in ("ignore_eos", "speculation", "logprobs"):
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} must be true or false, got {getattr(self, name)!r}", code=f"invalid_{name}")
+                raise RequestError(
+                    f"{name} must be true or false, got {shown(getattr(self, name))}", code=f"invalid_{name}"
+                )
         if self.latency_class not in LATENCY_CLASSES:
             raise RequestError(
-                f"latency_class must be {' or '.join(LATENCY_CLASSES)}, got {self.latency_class!r}",
+                f"latency_class must be {' or '.join(LATENCY_CLASSES)}, got {shown(self.latency_class)}",
                 code="invalid_latency_class",
             )
         self._check_stops()
@@ -96,7 +98,7 @@ class SamplingParams:
             )
         for text in stops:
             if not isinstance(text, str) or not text:
-                raise RequestError(f"stop must hold non-empty strings, got {text!r}", code="invalid_stop")
+                raise RequestError(f"stop must hold non-empty strings, got {shown(text)}", code="invalid_stop")
             check_unicode("stop", text, code="invalid_stop")
         token_ids = _items("stop_token_ids", self.stop_token_ids)
         for token in token_ids:
@@ -113,7 +115,7 @@ class SamplingParams:
 def _require_real(name: str, value: object, expected: str, fits: Callable[[float], bool]) -> None:
     number = _float32(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     if not (math.isfinite(number) and fits(number) and fits(value)):  # type: ignore[arg-type]
-        raise RequestError(f"{name} must be {expected}, got {value!r}", code=f"invalid_{name}")
+        raise RequestError(f"{name} must be {expected}, got {shown(value)}", code=f"invalid_{name}")
 
 
 def _float32(value: Real) -> float:
@@ -126,10 +128,12 @@ def _float32(value: Real) -> float:
 
 def _items(name: str, value: object) -> tuple[Any, ...]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise RequestError(f"{name} must be a list, got {value!r}", code=f"invalid_{name}")
+        raise RequestError(f"{name} must be a list, got {shown(value)}", code=f"invalid_{name}")
     return tuple(value)
 
 
 def _require_int(name: str, value: object, low: int, high: int) -> None:
     if not isinstance(value, Integral) or isinstance(value, bool) or not low <= int(value) <= high:
-        raise RequestError(f"{name} must be an integer from {low} to {high}, got {value!r}", code=f"invalid_{name}")
+        raise RequestError(
+            f"{name} must be an integer from {low} to {high}, got {shown(value)}", code=f"invalid_{name}"
+        )

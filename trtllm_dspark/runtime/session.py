@@ -66,6 +66,8 @@ class Session:
         load: limits that the load of the device sets; None = none.
         drafter: makes what proposes drafts; None = the engine's own drafter. `cost_table` and `calibration` are to be
             this drafter's.
+        shares_drafter: whether other sessions draft with the same model: it stays loaded until `close`, used here or
+            not.
         rounds_in_flight: rounds submitted before the oldest is collected; None = as many as the engine runs. One round
             at a time decides on the host, which log-probabilities, drafters outside the engine and listeners need.
         listener: sees every round.
@@ -88,6 +90,7 @@ class Session:
         recorder: ConfidenceRecorder | None = None,
         load: LoadSource | None = None,
         drafter: ProposerFactory | None = None,
+        shares_drafter: bool = False,
         rounds_in_flight: int | None = None,
         listener: RoundListener | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -103,12 +106,13 @@ class Session:
         try:
             self._controller = make_controller(engine, proposer, config, cost_table, calibrator=calibrator, load=load)
         except BaseException:
-            if proposer is not None:
+            if proposer is not None and not shares_drafter:
                 proposer.close()
             raise
         # What never drafts keeps nothing up.
         self._proposer = proposer if self._controller.draft_len else None
-        if proposer is not None and self._proposer is None:
+        self._unused = proposer if shares_drafter and self._proposer is None else None
+        if proposer is not None and self._proposer is None and not shares_drafter:
             proposer.close()
         if self._proposer is not None:
             self.stats.set_draft_len(self._proposer.draft_len)
@@ -159,6 +163,7 @@ class Session:
         self._cancelled: list[ActiveRequest] = []
         self._outputs: list[RequestOutput] = []
         self._in_flight: deque[Any] = deque()
+        self._held_back = False
         self._failure: DeviceError | None = None
 
     @staticmethod
@@ -219,14 +224,16 @@ class Session:
             calibration=self._calibration,
             load=self._load,
             drafter=self._drafter,
+            shares_drafter=True,
             rounds_in_flight=self._rounds_in_flight,
             clock=self._clock,
         )
 
     def close(self) -> None:
         """Release the engine and what drafts for it; unfinished requests are lost."""
-        if self._proposer is not None:
-            self._proposer.close()
+        for proposer in (self._proposer, self._unused):
+            if proposer is not None:
+                proposer.close()
         self._engine.close()
 
     @property
@@ -273,6 +280,11 @@ class Session:
     def failure(self) -> DeviceError | None:
         """Why the engine failed; such a session takes no more requests."""
         return self._failure
+
+    @property
+    def held_back(self) -> bool:
+        """Whether the last step computed nothing: nobody is unfinished, or the load lets no request start."""
+        return self._held_back
 
     def has_unfinished(self) -> bool:
         """Return whether a request is waiting or running, or an output was not collected yet."""
@@ -338,6 +350,7 @@ class Session:
     def step(self) -> list[RequestOutput]:
         """Run one round and return what every request gained in it; with rounds in flight, in the oldest of them."""
         submitted = self.submit()
+        self._held_back = not (submitted or self._in_flight)
         if submitted and len(self._in_flight) < self._rounds.rounds_in_flight:
             return self._take_outputs()
         return self.collect()

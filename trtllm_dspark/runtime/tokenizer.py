@@ -13,9 +13,10 @@ import jinja2
 import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from trtllm_dspark.checkpoint.token_bytes import TokenBytes, token_bytes_of
 from trtllm_dspark.engine_dir import EngineDirectory
-from trtllm_dspark.errors import EngineError, RequestError
-from trtllm_dspark.runtime.detokenizer import Detokenizer, TokenBytes, token_bytes_of
+from trtllm_dspark.errors import EngineError, RequestError, cut
+from trtllm_dspark.runtime.detokenizer import Detokenizer
 from trtllm_dspark.runtime.unicode_text import check_unicode
 
 Message = Mapping[str, Any]
@@ -60,7 +61,7 @@ class Tokenizer:
         """Read the tokenizer of an engine directory.
 
         Raises:
-            EngineError: the engine was built without a tokenizer, or it cannot be read.
+            EngineError: the engine was built without a tokenizer, or it cannot be read or not be decoded with.
         """
         template = engine.optional_file("chat_template.jinja")
         generation = engine.optional_file("generation_config.json")
@@ -68,12 +69,15 @@ class Tokenizer:
         eos = tuple(config.eos_token_ids)
         if generation is not None:
             eos = tuple(dict.fromkeys((*eos, *_eos_ids(generation))))
-        return Tokenizer(
+        tokenizer = Tokenizer(
             engine.file("tokenizer.json").read_text(encoding="utf-8"),
             chat_template=None if template is None else template.read_text(encoding="utf-8"),
             eos_token_ids=eos,
             bos_token_id=config.bos_token_id,
         )
+        # Now, not with the first request: engines of earlier versions were built without a look at the decoder.
+        tokenizer.detokenizer()
+        return tokenizer
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, with the tokens the model wants around it unless told otherwise.
@@ -105,7 +109,9 @@ class Tokenizer:
                 messages=messages, add_generation_prompt=True, **{**self._specials, **variables}
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise RequestError(f"the chat template refuses the messages: {error}", code="chat_template") from error
+            # Templates quote what the messages hold.
+            reason = cut(str(error), length=300)
+            raise RequestError(f"the chat template refuses the messages: {reason}", code="chat_template") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, exactly as a stream of them would give it."""

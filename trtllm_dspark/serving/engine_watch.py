@@ -131,6 +131,9 @@ class EngineWatch:
     def _launch(self) -> None:
         self._was_ready = False
         self._started_at = time.monotonic()
+        with self._lock:
+            # What the process before said of itself would end this one too.
+            self._status, self._status_at = {}, 0.0
         self._process = spawn(list(self._command(self._engine_dir)))
 
     def _on_exit(self, code: int, now: float) -> None:
@@ -158,7 +161,9 @@ class EngineWatch:
 
     def _watch_progress(self, process: subprocess.Popen[bytes], now: float) -> None:
         with self._lock:
-            progress_age = float(self._status.get("progress_age_s", 0.0))
+            # A late word of the process before says nothing of this one.
+            mine = self._status.get("pid") == process.pid
+            progress_age = float(self._status.get("progress_age_s", 0.0)) if mine else 0.0
             silent = now - self._status_at
         if progress_age > self._hang_timeout_s or silent > _SILENT_S:
             logger.warning("the engine process does not make progress; it is replaced")

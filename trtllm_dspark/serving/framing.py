@@ -17,7 +17,7 @@ from typing import Any
 
 import msgpack
 
-from trtllm_dspark.errors import DsparkError
+from trtllm_dspark.errors import DsparkError, shown
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 32 * 1024 * 1024
@@ -110,7 +110,7 @@ def check_hello(message: Message, *, peer: str) -> None:
         raise ProtocolError(f"{peer} did not start with a hello")
     if message.get("protocol") != PROTOCOL_VERSION:
         raise ProtocolError(
-            f"{peer} speaks protocol {message.get('protocol')!r}, this side {PROTOCOL_VERSION}; "
+            f"{peer} speaks protocol {shown(message.get('protocol'))}, this side {PROTOCOL_VERSION}; "
             "restart both from one installation of trtllm-dspark"
         )
 

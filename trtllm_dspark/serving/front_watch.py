@@ -29,7 +29,7 @@ def check_front_packages() -> None:
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"--openai_port needs {' and '.join(missing)}; install with pip install 'trtllm-dspark[triton]'"
+            f"--openai_port needs {' and '.join(missing)}; install them with pip install '.[triton]' in a checkout"
         )
 
 

@@ -335,7 +335,6 @@ class Launcher:
 
     def _drain(self, front: FrontWatch) -> None:
         logger.info("stopping; requests in flight may finish for %d s", self._options.drain_timeout_s)
-        self._signals = 1
         front.terminate()
         server = self._server
         if server is not None:

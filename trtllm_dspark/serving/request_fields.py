@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_dspark.errors import RequestError
+from trtllm_dspark.errors import RequestError, shown
 from trtllm_dspark.serving.contract import KNOWN_PARAMETER_PREFIXES, KNOWN_PARAMETERS, Input, ModelSpec, Use
 
 Tensor = NDArray[Any]
@@ -234,7 +234,7 @@ def _check_parameters(parameters: Mapping[str, Any]) -> None:
     for name in parameters:
         if name not in KNOWN_PARAMETERS and not name.startswith(KNOWN_PARAMETER_PREFIXES):
             raise RequestError(
-                f"{name[:80]!r} is neither an input of this model nor a known parameter; check its spelling",
+                f"{shown(name)} is neither an input of this model nor a known parameter; check its spelling",
                 code="unknown_parameter",
             )
 

@@ -52,7 +52,7 @@ def find_tritonserver(work_directory: Path) -> TritonInstallation:
     if spec is None or spec.origin is None:
         raise UsageError(
             "tritonserver is neither on PATH nor in this Python environment; install it with "
-            "pip install 'trtllm-dspark[triton]'"
+            "pip install '.[triton]' in a checkout"
         )
     package = Path(spec.origin).parent / "tritonserver"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -278,6 +278,14 @@ class Trainer:
                 "its drafter"
             )
         mine = _plain(asdict(self.trainer))
+        # The CPU decides it, and no flag. A state without it goes on as this CPU does.
+        if state.facts["trainer"].get("bfloat16", mine["bfloat16"]) != mine["bfloat16"]:
+            has = "has not" if state.facts["trainer"]["bfloat16"] else "has"
+            raise CheckpointError(
+                f"the saved run stepped on another kind of CPU (this one {has} AVX512-BF16, and its products would "
+                "round otherwise); resume on one of that kind, or start another --output_dir, with --init_from its "
+                "drafter"
+            )
         for name, value in state.facts["trainer"].items():
             if mine.get(name) != value:
                 raise CheckpointError(

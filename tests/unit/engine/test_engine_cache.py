@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.tiny_engine import SMALL, TinyEngine, make_engine, small_drafter
 
+from trtllm_dspark.engine._session import MAX_BINDINGS
 from trtllm_dspark.engine.base import TokenBatch
 
 
@@ -50,6 +51,27 @@ def test_caches_are_updated_in_place(tiny: TinyEngine, capfd: pytest.CaptureFixt
     assert "in-place" not in capfd.readouterr().err
     caches = tiny.engine._cache.arrays.values()
     assert all(array[1, :, :20].all(axis=-1).all() and not array[[0, 2, 3]].any() for array in caches)
+
+
+def test_bindings_of_slot_ranges_are_bounded_and_come_back_right(tmp_path: Path) -> None:
+    """16 slots have 136 ranges: each is run, then each once more after it was let go."""
+    tiny = make_engine(tmp_path, max_batch_size=16)
+    tokens = np.random.default_rng(1).integers(0, SMALL.vocab_size, (16, 9))
+    alone = [tiny.target(row, slot=slot)[0][-1] for slot, row in enumerate(tokens)]
+    bindings = tiny.engine._target._bindings
+    ranges = [(first, count) for count in range(1, 17) for first in range(17 - count)]
+    assert len(ranges) > 2 * MAX_BINDINGS
+    for first, count in ranges * 2:
+        last, ends = tokens[first : first + count, -1], np.full(count, 8)
+        batch = TokenBatch(last, np.ones(count, np.int64), ends, np.arange(count), first)
+        assert np.array_equal(tiny.engine.verify(batch).logits, alone[first : first + count])
+        assert len(bindings) <= MAX_BINDINGS
+    # What is used stays: the range of all slots, beside all others.
+    for first, count in ranges:
+        kept = tiny.engine._target._binding(0, 16)
+        tiny.engine._target._binding(first, count)
+        assert tiny.engine._target._binding(0, 16) is kept
+    assert list(bindings)[-1] == (0, 16)
 
 
 def test_unused_lengths_and_idle_slots_are_not_resident(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ FAULTS: dict[str, tuple[str, Callable[[onnx.ModelProto], None], str]] = {
     "list field": ("target", field(ACCEPT, "acceptance", [1]), "acceptance must be one int32"),
     "field out of range": ("drafter", field(SCHEDULE, "schedule_mode", 4), "schedule_mode is 4, expected 0 to 3"),
     "field that changes inputs": ("drafter", field(DRAFT, "head_kind", 1), "has 14 inputs, with its fields it takes"),
-    "missing input": ("drafter", drop_input, "has 12 inputs, with its fields it takes"),
+    "missing input": ("drafter", drop_input, "has 13 inputs, with its fields it takes"),
     "missing output": ("drafter", drop_output, "has 6 outputs, with its fields it gives"),
     "seed of 32 bits": ("drafter", typed(TensorProto.INT32, "seed"), "seed is int32, expected int64"),
     "totals of 32 bits": ("target", typed(TensorProto.INT32, "draft_totals"), "draft_totals is int32, expected int64"),

@@ -239,6 +239,37 @@ def test_prompts_are_no_part_of_what_a_draft_is_measured_to_take() -> None:
     assert engine.absorbed > 3 * 90
 
 
+def test_what_gathered_for_a_resting_request_is_no_part_of_what_a_draft_is_measured_to_take() -> None:
+    engine = VirtualEngine(max_seq_len=400, mistake_every=0, absorb_us=400.0)
+    session = make(engine)
+    plan, observe = session._controller.plan, session._controller.observe
+    seen: list[tuple[float, int]] = []
+    before = 0
+
+    def rest(requests: Any, **options: Any) -> Any:
+        """Let the second request rest whenever the first one drafts."""
+        nonlocal before
+        before = engine.absorbed
+        found = plan(requests, **options)
+        caps = found.caps.copy()
+        caps[1:] *= not found.caps[:1].any()
+        return found._replace(caps=caps)
+
+    def watch(outcome: Any) -> None:
+        if outcome.draft_us is not None and len(outcome.accepted) == 2:
+            seen.append((outcome.draft_us, engine.absorbed - before))
+        observe(outcome)
+
+    session._controller.plan = rest  # type: ignore[method-assign]
+    session._controller.observe = watch  # type: ignore[method-assign]
+    for number in range(2):
+        session.add(Request(str(number), prompt(number, 4), SamplingParams(max_tokens=300 - 150 * number)))
+    collect_outputs(session)
+    # What gathered was absorbed in one of these rounds, 32 tokens of it, beside what the drafting request's round left.
+    assert max(absorbed for _, absorbed in seen) >= 32
+    assert max(draft_us for draft_us, _ in seen) <= engine.block_us + engine.absorb_us * (engine.gamma + 1) + 1e-6
+
+
 def test_what_a_session_does_beside_the_passes_of_rounds_with_drafts_is_charged_to_them() -> None:
     engine = VirtualEngine(max_seq_len=400, mistake_every=3)
     session = make(engine)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -8,8 +10,10 @@ from helpers.toy_tokenizer import BYTE_TO_ID, EOS, encode, tokenizer_json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trtllm_dspark.checkpoint.token_bytes import token_bytes_of
+from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.errors import EngineError
-from trtllm_dspark.runtime.detokenizer import Detokenizer, token_bytes_of
+from trtllm_dspark.runtime.detokenizer import Detokenizer
 from trtllm_dspark.runtime.tokenizer import Tokenizer
 
 TOY = Tokenizer(tokenizer_json(), eos_token_ids=(EOS,))
@@ -83,6 +87,24 @@ def test_token_bytes_unknown_decoder_is_refused_by_name() -> None:
     spec = json.loads(tokenizer_json()) | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}
     with pytest.raises(EngineError, match="WordPiece"):
         token_bytes_of(tokenizers.Tokenizer.from_str(json.dumps(spec)))
+
+
+def test_token_bytes_replacement_of_a_regular_expression_is_refused() -> None:
+    replace = {"type": "Replace", "pattern": {"Regex": "_"}, "content": " "}
+    spec = json.loads(tokenizer_json()) | {"decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"}, replace]}}
+    with pytest.raises(EngineError, match="Replace of a regular expression"):
+        token_bytes_of(tokenizers.Tokenizer.from_str(json.dumps(spec)))
+
+
+def test_open_engine_whose_decoder_is_unknown_is_refused(toy_engine_dir: Path, tmp_path: Path) -> None:
+    """Built by a version that did not look: the first request must not be the one that finds out."""
+    directory = tmp_path / "engine"
+    shutil.copytree(toy_engine_dir, directory)
+    found = open_engine_dir(directory)
+    spec = json.loads((directory / "tokenizer.json").read_text("utf-8")) | {"decoder": None}
+    (directory / "tokenizer.json").write_text(json.dumps(spec), "utf-8")
+    with pytest.raises(EngineError, match="decoder .* is not supported"):
+        Tokenizer.open(found)
 
 
 def test_token_bytes_no_decoder_is_refused() -> None:

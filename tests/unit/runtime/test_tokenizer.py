@@ -37,6 +37,13 @@ def test_render_chat_template_that_refuses_gives_its_message() -> None:
         make("{{ raise_exception('roles must alternate') }}").render_chat([])
 
 
+def test_render_chat_refusal_quotes_the_messages_in_a_line() -> None:
+    template = make("{{ raise_exception('unknown role ' + messages[0]['role']) }}")
+    with pytest.raises(RequestError, match="unknown role xxx") as refused:
+        template.render_chat([{"role": "x" * 10**6, "content": ""}])
+    assert len(str(refused.value)) < 400
+
+
 @pytest.mark.parametrize(
     "template",
     [

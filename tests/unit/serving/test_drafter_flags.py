@@ -19,6 +19,7 @@ from trtllm_dspark.cli.main import main
 from trtllm_dspark.engine_process.__main__ import drafter_of, parse_arguments
 from trtllm_dspark.engine_process.opening import SessionOptions, make_lane, open_candidate, open_session
 from trtllm_dspark.errors import ConfigError, EngineMismatch, UsageError
+from trtllm_dspark.runtime import Request, SamplingParams
 from trtllm_dspark.runtime.proposers import OutsideDrafter
 from trtllm_dspark.serving.client import EngineClient, is_final
 
@@ -55,6 +56,37 @@ def test_launcher_flags_reach_the_session(toy_engine_dir: Path, plain_dir: Path)
         session.close()
 
 
+@pytest.mark.parametrize("kind", ["engine+ngram", "ngram", "draft_model"])
+def test_session_opens_with_the_defaults_of_the_flags(toy_engine_dir: Path, plain_dir: Path, kind: str) -> None:
+    model = [f"--draft_engine_dir={plain_dir}"] if kind == "draft_model" else []
+    args = parse_arguments(engine_command(f"--engine_dir={toy_engine_dir}", f"--drafter={kind}", *model)[3:])
+    assert (args.speculation, args.calibration) == ("adaptive", "auto")
+    options = SessionOptions(
+        1, args.speculation, args.acceptance, calibration=args.calibration, drafter=drafter_of(args)
+    )
+    assert not options.online_calibration
+    session = open_session(toy_engine_dir, options)
+    try:
+        assert session.speculation.mode == "adaptive"
+        session.add(Request("1", [97, 98, 99] * 4, SamplingParams(max_tokens=12, ignore_eos=True)))
+        tokens: list[int] = []
+        while session.has_unfinished():
+            tokens += [token for output in session.step() for token in output.new_token_ids]
+        assert len(tokens) == 12
+    finally:
+        session.close()
+
+
+def test_auto_learns_with_the_engines_own_drafter_alone() -> None:
+    for speculation, learns in (("adaptive", True), ("early_stop", True), ("stale_topk", True), ("threshold", False)):
+        assert SessionOptions(1, speculation, "rejection").online_calibration == learns
+        for kind in ("engine+ngram", "ngram"):
+            drafter = OutsideDrafter(kind)
+            assert not SessionOptions(1, speculation, "rejection", drafter=drafter).online_calibration
+    asked = SessionOptions(1, "adaptive", "rejection", calibration="online", drafter=OutsideDrafter("ngram"))
+    assert asked.online_calibration  # which a session refuses
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -78,6 +110,12 @@ def test_drafter_outside_the_engine_is_not_swapped(toy_engine_dir: Path) -> None
     options = SessionOptions(1, "fixed", "rejection", drafter=OutsideDrafter("ngram"))
     with pytest.raises(EngineMismatch, match="drafts by --drafter ngram, .* there is nothing to swap"):
         open_candidate(str(toy_engine_dir), str(toy_engine_dir), options)
+
+
+def test_process_refuses_to_learn_of_another_drafter(toy_engine_dir: Path) -> None:
+    options = SessionOptions(1, "adaptive", "rejection", calibration="online", drafter=OutsideDrafter("engine+ngram"))
+    with pytest.raises(ConfigError, match="online calibration is of the engine's own drafter alone"):
+        open_session(toy_engine_dir, options)
 
 
 def test_process_refuses_what_the_engine_or_nobody_knows(toy_engine_dir: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from trtllm_dspark.cli import serve
 from trtllm_dspark.engine_dir import EngineDirectory, open_engine_dir
 from trtllm_dspark.engine_process import opening
 from trtllm_dspark.engine_process.__main__ import parse_arguments
@@ -90,6 +92,16 @@ def test_session_gets_the_load_and_a_calibration_that_learns(toy_engine_dir: Pat
         assert session.controller.limits() == control.limits()
     finally:
         session.close()
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+def test_process_logs_what_serve_was_asked_for(level: str) -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    args = parser.parse_args(["--engine_dir=e"])
+    args.log_level = level
+    command = serve._engine_command(args, "the.sock", "")
+    assert parse_arguments(command[3:]).log_level == level
 
 
 def test_process_defaults_adapt_by_themselves() -> None:

@@ -4,75 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 import pytest
 from helpers.fake_engine import FakeEngine, greedy
+from helpers.loop_bench import LoopBench
 
 from trtllm_dspark.engine_process.lanes import Lane, LaneSet
-from trtllm_dspark.engine_process.loop import EngineLoop
-from trtllm_dspark.engine_process.metrics import EngineMetrics
-from trtllm_dspark.engine_process.queue import RequestQueue
-from trtllm_dspark.engine_process.requests import GenerationRequest
 from trtllm_dspark.engine_process.session_request import make_session_request
 from trtllm_dspark.engine_process.streams import Stream
 from trtllm_dspark.errors import DeviceError
 from trtllm_dspark.runtime import Session
 
 
-class Bench:
-    """A loop whose rounds the test drives by hand."""
-
-    def __init__(self, engine: FakeEngine | None = None, *, max_waiting: int = 8) -> None:
-        self.engine = engine or FakeEngine(max_seq_len=400)
-        self.session = Session(self.engine, None, speculation="fixed")
-        self.metrics = EngineMetrics()
-        self.queue = RequestQueue(max_waiting=max_waiting)
-        slots = self.engine.max_batch_size
-        lane = Lane(self.session, make_session_request, slots)
-        self.loop = EngineLoop(lane, queue=self.queue, metrics=self.metrics)
-        self.frames: list[dict[str, Any]] = []
-        self._count = 0
-
-    def submit(self, prompt: list[int], **changes: Any) -> Stream:
-        self._count += 1
-        fields: dict[str, Any] = {
-            "prompt_token_ids": tuple(prompt), "prompt_text": "", "max_tokens": 300, "min_tokens": 0,
-            "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": None, "stop": (), "stop_token_ids": (),
-            "ignore_eos": True, "max_draft_len": None, "priority": 5, "timeout_s": None, "stream": True, "echo": False,
-            "return_tokens": True, "return_stats": False, "return_token_texts": False, "logprobs": False,
-        }  # fmt: skip
-        stream = Stream(
-            send=self.frames.append,
-            connection_id=1,
-            handle=self._count,
-            session_id=str(self._count),
-            request_id="",
-            arrival=time.monotonic(),
-        )
-        stream.request = GenerationRequest(**{**fields, **changes})
-        if stream.request.timeout_s is not None:
-            stream.deadline = stream.arrival + stream.request.timeout_s
-        self.loop.submit(stream)
-        return stream
-
-    def round(self) -> list[dict[str, Any]]:
-        """Run what one pass of `run` does and return the items it sent."""
-        self.frames.clear()
-        self.loop._take_inbox()
-        self.loop._expire(time.monotonic())
-        self.loop._admit()
-        for lane in self.loop.lanes:
-            if lane.busy:
-                self.loop._round(lane)
-        return self.items()
-
-    def items(self) -> list[dict[str, Any]]:
-        return [item for frame in self.frames for item in frame.get("items", [frame])]
-
-
 def test_round_sends_one_frame_with_one_item_a_request() -> None:
-    bench = Bench()
+    bench = LoopBench()
     for first in (1, 2, 3):
         bench.submit([first])
     bench.round()
@@ -82,7 +27,7 @@ def test_round_sends_one_frame_with_one_item_a_request() -> None:
 
 
 def test_stream_items_concatenate_to_the_greedy_tokens_and_unary_gets_them_at_once() -> None:
-    bench = Bench()
+    bench = LoopBench()
     bench.submit([5], max_tokens=40)
     bench.submit([5], max_tokens=40, stream=False, echo=True)
     tokens: dict[int, list[list[int]]] = {1: [], 2: []}
@@ -94,7 +39,7 @@ def test_stream_items_concatenate_to_the_greedy_tokens_and_unary_gets_them_at_on
 
 
 def test_closed_admission_keeps_requests_waiting_and_lets_running_ones_go_on() -> None:
-    bench = Bench()
+    bench = LoopBench()
     allowed = 1
     bench.loop.lanes.serving.request_limit = lambda: allowed
     for first in range(3):
@@ -143,7 +88,7 @@ def test_load_limits_the_requests_of_both_lanes_together() -> None:
 
 
 def test_cancel_frees_the_slot_before_the_next_round() -> None:
-    bench = Bench()
+    bench = LoopBench()
     streams = [bench.submit([first]) for first in range(5)]  # four slots
     bench.round()
     assert (bench.loop.num_running, bench.loop.num_waiting) == (4, 1)
@@ -157,7 +102,7 @@ def test_cancel_frees_the_slot_before_the_next_round() -> None:
 
 @pytest.mark.parametrize("reason", ["client", "stop_request", "deadline"])
 def test_end_in_the_middle_of_a_prompt_frees_the_slot_before_the_next_round(reason: str) -> None:
-    bench = Bench(FakeEngine(max_seq_len=400, max_batch_size=1))
+    bench = LoopBench(FakeEngine(max_seq_len=400, max_batch_size=1))
     bench.submit([index % 60 for index in range(200)])  # seven rounds of prompt, 32 tokens each
     waiting = bench.submit([7], max_tokens=5)
     assert bench.round() == []
@@ -175,7 +120,7 @@ def test_end_in_the_middle_of_a_prompt_frees_the_slot_before_the_next_round(reas
 
 
 def test_cancel_of_waiting_and_of_unread_requests_never_reaches_the_session() -> None:
-    bench = Bench()
+    bench = LoopBench()
     streams = [bench.submit([first]) for first in range(6)]
     bench.round()
     bench.loop.cancel(streams[5], "client")
@@ -189,7 +134,7 @@ def test_cancel_of_waiting_and_of_unread_requests_never_reaches_the_session() ->
 
 
 def test_stop_request_gets_a_final_answer_not_an_error() -> None:
-    bench = Bench()
+    bench = LoopBench()
     stream = bench.submit([1], stream=False)
     for _ in range(3):
         bench.round()
@@ -201,7 +146,7 @@ def test_stop_request_gets_a_final_answer_not_an_error() -> None:
 
 
 def test_stop_request_of_an_echoing_request_answers_with_the_prompt_and_counts_the_output() -> None:
-    bench = Bench()
+    bench = LoopBench()
     stream = bench.submit([1, 2], prompt_text="ab", stream=False, echo=True, logprobs=True)
     for _ in range(3):
         bench.round()
@@ -214,7 +159,7 @@ def test_stop_request_of_an_echoing_request_answers_with_the_prompt_and_counts_t
 
 
 def test_deadlines_of_finished_requests_are_forgotten() -> None:
-    bench = Bench()
+    bench = LoopBench()
     for first in range(200):
         bench.submit([first % 60], max_tokens=1, timeout_s=1e6)
         bench.round()
@@ -223,7 +168,7 @@ def test_deadlines_of_finished_requests_are_forgotten() -> None:
 
 
 def test_deadline_ends_waiting_and_running_requests() -> None:
-    bench = Bench()
+    bench = LoopBench()
     for first in range(4):
         bench.submit([first])
     bench.round()
@@ -232,12 +177,12 @@ def test_deadline_ends_waiting_and_running_requests() -> None:
     time.sleep(0.02)
     items = bench.round()
     assert {item["id"] for item in items if item.get("code") == "deadline_exceeded"} == {5, 6}
-    assert running.request is not None
+    assert running.request is None  # its prompt went with the answer
     assert bench.metrics.snapshot()["dspark_requests_cancelled"]["reason=deadline"] == 2.0
 
 
 def test_queue_full_is_refused_and_counted() -> None:
-    bench = Bench(max_waiting=1)
+    bench = LoopBench(max_waiting=1)
     for first in range(7):
         bench.submit([first])
     items = bench.round()
@@ -249,7 +194,7 @@ def test_queue_full_is_refused_and_counted() -> None:
 
 
 def test_run_engine_failure_tells_everybody_and_raises() -> None:
-    bench = Bench(FakeEngine(fail_after=3))
+    bench = LoopBench(FakeEngine(fail_after=3))
     for first in range(6):
         bench.submit([first])
     with pytest.raises(DeviceError, match="planted failure"):
@@ -260,7 +205,7 @@ def test_run_engine_failure_tells_everybody_and_raises() -> None:
 
 
 def test_run_stop_finishes_open_requests_and_refuses_new_ones() -> None:
-    bench = Bench()
+    bench = LoopBench()
     for first in range(6):
         bench.submit([first], max_tokens=20)
     thread = threading.Thread(target=bench.loop.run)
@@ -277,7 +222,7 @@ def test_run_stop_finishes_open_requests_and_refuses_new_ones() -> None:
 
 
 def test_metrics_count_tokens_rounds_and_acceptance() -> None:
-    bench = Bench()
+    bench = LoopBench()
     bench.submit([3], max_tokens=30)
     while bench.round() or bench.loop.num_running:
         pass

@@ -78,6 +78,14 @@ def test_parse_sampling_defaults(fields: dict[str, Any], expected: tuple[float, 
         ({"colour": "red"}, "unknown_field"),
         ({"seed": -1}, "out_of_range"),
         ({"seed": 2**64}, "out_of_range"),
+        ({"apply_chat_template": 1}, "invalid_type"),
+        ({"prompt": None, "prompt_token_ids": [1], "apply_chat_template": "no"}, "invalid_type"),
+        ({"prompt": None, "prompt_token_ids": [1], "apply_chat_template": True}, "conflicting_fields"),
+        ({"prompt": None, "messages": [{"role": "user", "content": "a"}], "apply_chat_template": 1}, "invalid_type"),
+        (
+            {"prompt": None, "messages": [{"role": "user", "content": "a"}], "apply_chat_template": False},
+            "conflicting_fields",
+        ),
     ],
 )
 def test_parse_bad_field_is_refused_with_code(fields: dict[str, Any], code: str) -> None:
@@ -97,6 +105,25 @@ def test_parse_chat_is_rendered_and_not_given_special_tokens_twice() -> None:
     assert request.prompt_text == "[hi]"
     assert len(request.prompt_token_ids) == 4
     assert len(parse().prompt_token_ids) == 3
+
+
+def test_parse_chat_template_that_changes_nothing_is_taken() -> None:
+    assert parse(prompt=None, prompt_token_ids=[1], apply_chat_template=False).prompt_token_ids == (1,)
+    assert parse(apply_chat_template=False).prompt_text == "ab"
+    messages = [{"role": "user", "content": "hi"}]
+    assert parse(prompt=None, messages=messages, apply_chat_template=True).prompt_text == "[hi]"
+
+
+def test_parse_chat_template_beside_tokens_is_refused_by_name() -> None:
+    with pytest.raises(RequestError, match="apply_chat_template renders text and prompt_token_ids are tokens already"):
+        parse(prompt=None, prompt_token_ids=[1], apply_chat_template=True)
+
+
+def test_parse_refusal_shows_the_beginning_of_a_long_value() -> None:
+    for fields in ({"latency_class": "x" * 10**6}, {"x" * 10**6: 1}):
+        with pytest.raises(RequestError, match="'xxx") as refused:
+            parse(**fields)
+        assert len(str(refused.value)) < 200
 
 
 def test_parse_stop_sequences_become_ids_and_strings() -> None:

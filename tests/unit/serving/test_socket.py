@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from helpers.fake_engine import FakeEngine, greedy
 
+from trtllm_dspark.engine_process import service
 from trtllm_dspark.engine_process.connections import ConnectionServer
 from trtllm_dspark.engine_process.lanes import Lane
 from trtllm_dspark.engine_process.loop import EngineLoop
@@ -25,10 +26,12 @@ from trtllm_dspark.engine_process.queue import RequestQueue
 from trtllm_dspark.engine_process.requests import RequestLimits
 from trtllm_dspark.engine_process.service import EngineService
 from trtllm_dspark.engine_process.session_request import make_session_request
-from trtllm_dspark.errors import UsageError
+from trtllm_dspark.engine_process.streams import Stream
+from trtllm_dspark.engine_process.swap import DrafterSwap
+from trtllm_dspark.errors import RequestError, UsageError
 from trtllm_dspark.runtime import Session
 from trtllm_dspark.serving.client import EngineClient, EngineUnavailable, is_final
-from trtllm_dspark.serving.framing import PROTOCOL_VERSION, BlockingConnection, pack
+from trtllm_dspark.serving.framing import MAX_FRAME_BYTES, PROTOCOL_VERSION, BlockingConnection, pack
 
 
 class NoTokenizer:
@@ -127,6 +130,63 @@ def test_client_refused_request_gets_a_code(client: EngineClient) -> None:
     assert item["code"] == "unknown_field"
 
 
+def test_client_refusal_quotes_a_value_of_megabytes_in_a_line(client: EngineClient) -> None:
+    # Spelled out it would fit no frame.
+    for changes in ({"latency_class": "\x80" * 10_000_000}, {"\x80" * 10_000_000: 1}):
+        (item,) = collect(client, fields(**changes))
+        assert item["code"] in ("out_of_range", "unknown_field")
+        assert r"\x80\x80" in item["message"]
+        assert len(item["message"]) < 200
+    assert len(collect(client, fields())) > 1
+
+
+def test_refusal_that_fits_no_frame_or_fails_leaves_the_intake_alive(
+    process: Process, client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons: list[Exception] = [RequestError("x" * (MAX_FRAME_BYTES + 1), code="chat_template"), KeyError("x")]
+    monkeypatch.setattr(service, "parse_request", lambda *args: (_ for _ in ()).throw(reasons.pop(0)))
+    (item,) = collect(client, fields())
+    assert item["code"] == "chat_template"
+    (item,) = collect(client, fields())
+    assert item["code"] == "invalid_request"
+    monkeypatch.undo()
+    reject = process.service._reject
+    failures = [1]
+
+    def fail_once(stream: Stream, error: RequestError) -> None:
+        if failures:
+            failures.pop()
+            raise OSError("planted failure")
+        reject(stream, error)
+
+    monkeypatch.setattr(process.service, "_reject", fail_once)
+    client.add(fields(max_tokens=0), lambda item: None)
+    wait_for(lambda: not failures)
+    assert len(collect(client, fields())) > 1
+
+
+def test_status_stays_short_whatever_clients_call_themselves(process: Process, path: str) -> None:
+    connection = BlockingConnection(path)
+    connection.send({"type": "hello", "protocol": PROTOCOL_VERSION, "name": "n" * 10_000_000, "role": "r" * 10_000_000})
+    assert connection.receive_one(timeout_s=5.0)["type"] == "hello"
+    connection.send({"type": "status"})
+    (me,) = connection.receive_one(timeout_s=5.0)["clients"]
+    assert len(me["name"]) == len(me["role"]) == 80
+    connection.close()
+
+
+def test_swap_of_a_path_of_megabytes_is_refused_in_a_line(process: Process, path: str) -> None:
+    process.service.swap = DrafterSwap(process.loop.lanes, lambda engine_dir: None, EngineMetrics(), wake=lambda: None)  # type: ignore[arg-type, return-value]
+    connection = BlockingConnection(path)
+    connection.send({"type": "hello", "protocol": PROTOCOL_VERSION})
+    connection.receive_one(timeout_s=5.0)
+    for fields in ({"engine_dir": "e" * 10_000_000}, {"engine_dir": "e", "options": {"o" * 10_000_000: 1}}):
+        connection.send({"type": "swap", **fields})
+        answer = connection.receive_one(timeout_s=5.0)
+        assert 0 < len(answer["error"]) <= 300
+    connection.close()
+
+
 def test_client_receiver_that_fails_does_not_silence_the_others(client: EngineClient) -> None:
     def broken(item: dict[str, Any]) -> None:
         raise KeyError("text")
@@ -191,6 +251,10 @@ def test_odd_messages_after_the_hello_are_answered(process: Process, path: str) 
     assert connection.receive_one(timeout_s=5.0)["code"] == "unknown_type"
     connection.send({"type": "add", "id": "x", "fields": 5})
     assert connection.receive_one(timeout_s=5.0)["code"] == "invalid_type"
+    # Answers to these would not fit a frame if they repeated the id.
+    for kind in ("stop", "dance"):
+        connection.send({"type": kind, "id": "x" * (MAX_FRAME_BYTES - 25)})
+        assert connection.receive_one(timeout_s=5.0)["id"] == -1
     connection.send({"type": "cancel", "id": 99})
     connection.send({"type": "status"})
     assert connection.receive_one(timeout_s=5.0)["type"] == "status"

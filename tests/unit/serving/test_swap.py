@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers.fake_engine import FakeEngine, greedy
 
-from trtllm_dspark.engine_dir import Manifest, open_engine_dir
+from trtllm_dspark.engine_dir import GpuBuild, Manifest, open_engine_dir
 from trtllm_dspark.engine_process.lanes import Lane
 from trtllm_dspark.engine_process.loop import EngineLoop
 from trtllm_dspark.engine_process.metrics import EngineMetrics
@@ -282,6 +282,27 @@ def test_interval_of_one_request_is_none_and_of_equal_requests_a_point() -> None
 @pytest.fixture
 def manifest(toy_engine_dir: Path) -> Manifest:
     return open_engine_dir(toy_engine_dir).manifest
+
+
+def test_check_interchangeable_wants_rounds_that_take_the_same_requests(manifest: Manifest) -> None:
+    manifest = dataclasses.replace(manifest, drafter=manifest.target)
+    native = GpuBuild("trt_native", 512)
+    plugins = {
+        acceptance: GpuBuild("trt_plugin", 512, "ab" * 32, acceptance=acceptance, schedule="threshold")
+        for acceptance in ("greedy", "rejection", "coupled")
+    }
+    builds = {"native": native, **plugins}
+    for now, serving in builds.items():
+        for then, candidate in builds.items():
+            pair = (dataclasses.replace(manifest, gpu=gpu) for gpu in (serving, candidate))
+            if now == then:
+                check_interchangeable(*pair, "new")
+                continue
+            words = f"--acceptance {now}$"
+            if "native" in (now, then):
+                words = f"--dspark_plugin {'disable' if now == 'native' else 'enable'}$"
+            with pytest.raises(EngineMismatch, match=words):
+                check_interchangeable(*pair, "new")
 
 
 def test_check_interchangeable_takes_another_drafter_and_names_what_else_differs(manifest: Manifest) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from helpers.training import make_run, small_config, train, write_responses
 
 from trtllm_dspark.checkpoint.safetensors_io import read_file
@@ -134,6 +135,30 @@ def test_resume_refuses_another_run(
     train(config, responses, steps=1)
     with pytest.raises(CheckpointError, match=message):
         make_run(config, responses, resume=True, **changes)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_resume_refuses_a_cpu_of_another_kind(
+    config: TrainConfig, responses: list[Response], monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: saved)
+    train(config, responses, steps=1)
+    make_run(config, responses, resume=True).close()
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: not saved)
+    with pytest.raises(CheckpointError, match=r"another kind of CPU.*resume on one of that kind"):
+        make_run(config, responses, resume=True)
+
+
+def test_state_that_does_not_say_its_precision_goes_on(
+    config: TrainConfig, responses: list[Response], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(config, responses, steps=1)
+    directory = config.output_dir / STATE_DIR
+    state = load_state(directory)
+    precision = state.facts["trainer"].pop("bfloat16")
+    saved_state.save_state(directory, state.facts, state.tensors)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: not precision)
+    assert [report.step for report in train(config, responses, steps=2, resume=True)] == [2]
 
 
 def test_resume_refuses_other_responses(config: TrainConfig, responses: list[Response]) -> None:

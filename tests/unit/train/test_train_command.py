@@ -16,6 +16,7 @@ from helpers.training import write_prompts, write_responses
 from trtllm_dspark.build import BuildConfig, build_engine
 from trtllm_dspark.checkpoint import Checkpoint, load_drafter
 from trtllm_dspark.cli import train as train_cli
+from trtllm_dspark.cli._prompts import SAMPLING_FIELDS
 from trtllm_dspark.cli.main import main
 from trtllm_dspark.engine import load_engine
 from trtllm_dspark.runtime import Request, SamplingParams, Session
@@ -25,6 +26,22 @@ SMALL = (
     "--steps 3 --num_layers 1 --block_size 5 --markov_rank 8 --target_layer_ids 0,2 --num_sequences 4 "
     "--anchors_per_sequence 4 --max_seq_len 64 --max_response_len 12 --batch_size 4"
 ).split()
+
+REQUEST_FIELDS: dict[str, tuple[object, str]] = {
+    "temperature": (0.5, "give --temperatures"),
+    "max_tokens": (5, "give --max_response_len"),
+    "seed": (5, "give --seed"),
+    "min_tokens": (5, "take it out"),
+    "top_k": (5, "take it out"),
+    "top_p": (0.5, "take it out"),
+    "stop": (["."], "take it out"),
+    "stop_token_ids": ([5], "take it out"),
+    "ignore_eos": (True, "take it out"),
+    "max_draft_len": (5, "take it out"),
+    "speculation": ("off", "take it out"),
+    "latency_class": ("batch", "take it out"),
+}
+"""What a line of a prompts file may set elsewhere: a value, and what `train` says to do."""
 
 
 def train(target_dir: Path, output_dir: Path, *flags: str) -> int:
@@ -212,6 +229,34 @@ def test_a_run_begun_anew_leaves_no_state_of_the_one_before(target_dir: Path, tm
     assert len((out / "training_log.csv").read_text("utf-8").splitlines()) == 1 + 3
 
 
+def test_prompts_that_are_all_too_long_leave_nothing_to_train_on(
+    target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", ["long " * 40])
+    assert train(target_dir, tmp_path / "out", "--prompts_file", str(prompts)) == 2
+    assert "no prompt fits --max_seq_len" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("field", [*REQUEST_FIELDS, "id"])
+def test_a_prompt_with_the_fields_of_a_request_is_refused_by_name(
+    target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str
+) -> None:
+    value, instead = REQUEST_FIELDS.get(field, ("q1", "has the unknown field"))
+    prompts = tmp_path / "p.jsonl"
+    rows = [{"prompt": "question", "domain": "d"}, {"prompt": "another", "domain": "d", field: value}]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert train(target_dir, tmp_path / "out", "--prompts_file", str(prompts)) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "p.jsonl line 2 " in error
+    assert f"'{field}'" in error
+    assert instead in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_field_of_a_request_is_tried() -> None:
+    assert set(REQUEST_FIELDS) == set(SAMPLING_FIELDS)
+
+
 def test_a_stop_while_turns_are_written_answers_none(
     target_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +268,7 @@ def test_a_stop_while_turns_are_written_answers_none(
         patch.setattr(
             train_cli, "_stop_on_signals", lambda: _stopping_when(lambda: turns.exists() and bool(turns.read_text()))
         )
-        assert train(target_dir, out, *flags) != 0
+        assert train(target_dir, out, *flags) == 1
     assert read_responses(out / "responses.jsonl", 256) == []
     assert train(target_dir, out, *flags, "--resume") == 0
     assert train(target_dir, tmp_path / "whole", *flags) == 0

@@ -41,13 +41,13 @@ class Toolkit:
             trt = importlib.import_module(self.module)
         except (ImportError, OSError) as error:
             raise DeviceError(
-                f"--backend {self.backend} needs {self.product} ({error}); install trtllm-dspark[{self.extra}]"
+                f"--backend {self.backend} needs {self.product} ({error}); pip install '.[{self.extra}]' in a checkout"
             ) from error
         found = str(getattr(trt, "__version__", "unknown"))
         if not f"{found}.".startswith(f"{self.version}."):
             raise DeviceError(
                 f"{self.product} {found} is installed, this version builds with {self.version}; "
-                f"install trtllm-dspark[{self.extra}]"
+                f"pip install '.[{self.extra}]' in a checkout"
             )
         return trt
 

@@ -124,6 +124,7 @@ def round_work(limits: EngineLimits, draft_width: int, num_candidates: int = 0) 
     return Layout(
         {
             "caps": ((rows,), np.int32),
+            "live": ((rows,), np.int32),
             "cu_tokens": ((rows + 1,), np.int32),
             "token_ids": ((tokens,), np.int32),
             "token_request": ((tokens,), np.int32),

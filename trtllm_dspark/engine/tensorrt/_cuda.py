@@ -20,6 +20,8 @@ ROUND_OPS = frozenset(
     + ("markov_draft", "confidence_schedule", "ragged_accept")
 )
 """Kernels that rounds launch; those of plans with plugins a few of them."""
+ROUND_FIELDS = frozenset({("round_caps", "live"), ("confidence_schedule", "live")})
+"""Parameters that came after their kernels: an older library lacks them, which only the first round would notice."""
 
 
 def import_cuda() -> Any:
@@ -42,6 +44,11 @@ def _load_kernels(path: Path) -> KernelLibrary:
     if missing := sorted(ROUND_OPS - set(library.ops)):
         raise EngineMismatch(
             f"{path} has no kernel {missing[0]!r}; build it again with this version's trtllm-dspark build_plugins"
+        )
+    if older := sorted(op for op, field in ROUND_FIELDS if field not in library.fields(op)):
+        raise EngineMismatch(
+            f"the kernel {older[0]!r} of {path} is of another version; build it again with this version's "
+            "trtllm-dspark build_plugins"
         )
     return library
 

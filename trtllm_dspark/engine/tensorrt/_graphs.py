@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -88,16 +89,23 @@ class GraphCache:
             return found
         self.stats.misses += 1
         found = CapturedRound(contexts(key))
-        idle()
-        enqueue(key, found.contexts)
-        if self._enabled:
-            found.graph = self._capture(key, found, stream, enqueue)
+        try:
+            idle()
+            enqueue(key, found.contexts)
+            if self._enabled:
+                found.graph = self._capture(key, found, stream, enqueue)
+        except BaseException:
+            # Some of its passes may be queued, and no round says when they are done: `close` releases them.
+            found.last_round = sys.maxsize
+            self._retired.append(found)
+            raise
         self._rounds[key] = found
         if len(self._rounds) > self._capacity:
             _, oldest = self._rounds.popitem(last=False)
             self._retired.append(oldest)
             self.stats.evictions += 1
-        logger.info("captured a round of %s (%d kept, %d misses)", key, len(self._rounds), self.stats.misses)
+        # Not for everybody: traffic of many shapes has many.
+        logger.debug("captured a round of %s (%d kept, %d misses)", key, len(self._rounds), self.stats.misses)
         return found
 
     def launch(

@@ -39,7 +39,7 @@ def import_runtime(backend: str) -> Any:
     except (ImportError, OSError) as error:
         raise DeviceError(
             f"the engine needs {backend} ({error}); install it, for example with "
-            f"pip install 'trtllm-dspark[{EXTRAS[backend]}]'"
+            f"pip install '.[{EXTRAS[backend]}]' in a checkout"
         ) from error
 
 

@@ -46,7 +46,7 @@ DRAFT_DTYPES = {
     **_ROWS,
     **_DRAFTED,
     **_TOKENS,
-    **dict.fromkeys(("anchors", "caps", "limits", "survival", "draft_status", "verify_len", "report"), "int32"),
+    **dict.fromkeys(("anchors", "caps", "live", "limits", "survival", "draft_status", "verify_len", "report"), "int32"),
     **dict.fromkeys(("thresholds", "terms", "step_time_us", "inv_temperature", "position_bias"), "float32"),
     "token_ids": "int32",
     "confidence": "float32",

@@ -24,7 +24,7 @@ from trtllm_dspark.engine.tensorrt._plugin_model import PluginModel
 from trtllm_dspark.engine.tensorrt._staging import stage
 from trtllm_dspark.engine.tensorrt.device import PlanContext, Shape
 
-_PER_REQUEST = ("anchors", "positions", "temperature", "top_k", "top_p", "seed", "caps", "thresholds")
+_PER_REQUEST = ("anchors", "positions", "temperature", "top_k", "top_p", "seed", "caps", "live", "thresholds")
 _DRAFTED = ("draft_tokens", "draft_entries", "draft_laws", "draft_totals", "draft_logits", "candidates")
 
 
@@ -70,7 +70,7 @@ class PluginRound:
                 num_requests=key.num_requests,
                 # The plan takes away the caps of drafts that fail.
                 draft_status=m["no_failures"],
-                **{name: m[name] for name in ("active", "max_drafts", "remaining", "caps")},
+                **{name: m[name] for name in ("active", "max_drafts", "remaining", "caps", "live")},
             )
             contexts[1].enqueue(self._stream)
         else:

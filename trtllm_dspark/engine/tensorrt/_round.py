@@ -239,7 +239,7 @@ class DeviceRound:
             "round_caps",
             self._stream,
             num_requests=key.num_requests,
-            **{name: m[name] for name in ("active", "max_drafts", "remaining", "draft_status", "caps")},
+            **{name: m[name] for name in ("active", "max_drafts", "remaining", "draft_status", "caps", "live")},
         )
 
     def _schedule(self, key: RoundKey, has_block: bool) -> None:
@@ -266,6 +266,7 @@ class DeviceRound:
             },
             # Without a block nobody may draft, and the host says so.
             caps=m["caps"] if has_block else m["max_drafts"],
+            live=m["live"] if has_block else None,
             **{name: m[name] for name in ("anchors", "positions", "draft_tokens")},
             **{name: m[name] for name in ("confidence", "survival", "verify_len", "report")},
             **{name: m[name] for name in ("cu_tokens", "token_ids", "token_request", "token_position")},

@@ -137,6 +137,9 @@ class RoundQueue:
             raise RuntimeError(f"{ROUNDS_IN_FLIGHT} rounds are in flight; collect one first")
         model, acceptance = self._model, ACCEPTANCES[batch.acceptance]
         decode, prompts = batch.decode, batch.prompts
+        # What is refused is refused before anything is enqueued: a round half on its way would never be collected.
+        key = None if decode is None else self.key(decode, acceptance)
+        self._check(batch)
         flight = _Flight(
             number=self._next,
             start=self._starts[self._next % _DEPTH],
@@ -146,9 +149,9 @@ class RoundQueue:
             confidence=False,
         )
         model.device.record(flight.start, model.stream)
-        if decode is not None:
+        if decode is not None and key is not None:
             flight.confidence = flight.drafted and self._round.has_confidence
-            self._enqueue_decode(decode, acceptance, flight.number)
+            self._enqueue_decode(decode, key, flight.number)
             flight.decode = self._fetch(self._outputs)
         if prompts is not None:
             self._enqueue_prompts(prompts, acceptance)
@@ -244,9 +247,21 @@ class RoundQueue:
             max_tokens=self._model.decode_tokens,
         )
 
-    def _enqueue_decode(self, decode: DecodeRows, acceptance: int, number: Ticket) -> None:
+    def _check(self, batch: RoundBatch) -> None:
+        """Refuse prompts beyond the limits, and rows with more banned tokens than there is room for."""
+        prompts, limits = batch.prompts, self._model.limits
+        if prompts is not None:
+            ends = prompts.write_indices + prompts.row_lens
+            if int(ends.max()) > limits.max_seq_len or prompts.token_ids.size > limits.max_num_tokens:
+                raise DeviceError("a prompt chunk ends beyond the engine's limits; build it with larger ones")
+        for rows in (batch.decode, prompts):
+            if rows is not None and rows.sampling.ban_until.any():
+                most = max(len(ids) for ids in rows.sampling.banned)
+                if most > MAX_BANNED:
+                    raise DeviceError(f"a request bans {most} tokens, the engine at most {MAX_BANNED}")
+
+    def _enqueue_decode(self, decode: DecodeRows, key: RoundKey, number: Ticket) -> None:
         model = self._model
-        key = self.key(decode, acceptance)
         captured = self.graphs.get(key, model.stream, self._round.contexts, self._round.enqueue, self._idle)
         ring = self._uploads[self._inputs]
         piece = ring.take()
@@ -260,11 +275,8 @@ class RoundQueue:
         self._model.device.to_device(self._arrays.base(self._inputs), self._nothing, self._model.stream)
 
     def _enqueue_prompts(self, prompts: PromptRows, acceptance: int) -> None:
-        model, limits = self._model, self._model.limits
-        completed = prompts.max_new_tokens.size
+        model, completed = self._model, prompts.max_new_tokens.size
         ends = prompts.write_indices + prompts.row_lens
-        if int(ends.max()) > limits.max_seq_len or prompts.token_ids.size > limits.max_num_tokens:
-            raise DeviceError("a prompt chunk ends beyond the engine's limits; build it with larger ones")
         # What is cached of each row; a prompt's last token is the anchor of its first output token.
         cached = ends.copy()
         cached[:completed] -= 1
@@ -319,8 +331,6 @@ def _write_sampling(views: Mapping[str, NDArray[Any]], sampling: RowSampling) ->
     views["ban_until"][:count] = sampling.ban_until
     if sampling.ban_until.any():
         for row, ids in enumerate(sampling.banned):
-            if len(ids) > MAX_BANNED:
-                raise DeviceError(f"a request bans {len(ids)} tokens, the engine at most {MAX_BANNED}")
             views["banned"][row, : len(ids)] = ids
 
 
@@ -346,9 +356,9 @@ def _write_decode(views: Mapping[str, NDArray[Any]], decode: DecodeRows, key: Ro
         views["inv_temperature"][: schedule.temperature.size] = np.float32(1) / schedule.temperature
     if schedule.bias is not None:
         views["position_bias"][: schedule.bias.size] = schedule.bias
+    table, known = views["step_time_us"], 0
     if schedule.step_time_us is not None:
-        table = views["step_time_us"]
         known = min(table.size, schedule.step_time_us.size)
         table[:known] = schedule.step_time_us[:known]
-        # Beyond the known sizes nothing is known: the kernel takes such a table as missing.
-        table[known:] = np.nan
+    # Beyond the known sizes nothing is known: the kernel takes such a table as missing. The memory held other rounds'.
+    table[known:] = np.nan

@@ -103,23 +103,26 @@ class FeatureProposer:
 
         Those that do not draft keep up as in a plain round.
         """
-        wanted = (plan.caps > 0).tolist()
-        resting = [request for request, want in zip(requests, wanted, strict=True) if not want]
-        overdue = iter(self._overdue(resting, lazy=lazy))
-        self._absorb_pending(requests, [want or next(overdue) for want in wanted])
+        self._absorb_pending(requests, self._due(requests, plan, lazy=lazy))
         drafting = np.flatnonzero(plan.caps).tolist()
         return drafting[0], drafting[-1] + 1
 
-    def _absorb_backlog(self, requests: list[ActiveRequest], plan: RoundPlan) -> None:
-        """Absorb what more than a round has left pending of the drafting requests: prompts, and what a bypass put off.
+    def _absorb_backlog(self, requests: list[ActiveRequest], plan: RoundPlan, *, lazy: bool) -> None:
+        """Absorb what more than a round has left pending: prompts, what a bypass put off, what gathered while resting.
 
-        Paid once a request, it is no part of what a draft takes and must not be timed as one.
+        Paid once in many rounds, it is no part of what a draft takes and must not be timed as one.
         """
-        round_tokens = self.draft_len + 1
-        caps = plan.caps.tolist()
-        behind = [cap > 0 and self._ready(row) > round_tokens for row, cap in zip(requests, caps, strict=True)]
+        due = self._due(requests, plan, lazy=lazy)
+        behind = [now and self._ready(row) > self.draft_len + 1 for row, now in zip(requests, due, strict=True)]
         if any(behind):
             self._absorb_pending(requests, behind)
+
+    def _due(self, requests: list[ActiveRequest], plan: RoundPlan, *, lazy: bool) -> list[bool]:
+        """Return which requests draft, or rest and must not wait any longer."""
+        wanted = (plan.caps > 0).tolist()
+        resting = [request for request, want in zip(requests, wanted, strict=True) if not want]
+        overdue = iter(self._overdue(resting, lazy=lazy))
+        return [want or next(overdue) for want in wanted]
 
     def learn(
         self, requests: Sequence[ActiveRequest], draft: Draft | None, verify_len: IntArray, accepted: IntArray

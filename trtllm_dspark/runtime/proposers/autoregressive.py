@@ -60,7 +60,7 @@ class AutoregressiveProposer(FeatureProposer):
         self, requests: list[ActiveRequest], plan: RoundPlan, *, num_steps: int, with_confidence: bool, lazy: bool
     ) -> Draft:
         """Absorb what was committed, then draft token after token for all drafting requests at once."""
-        self._absorb_backlog(requests, plan)
+        self._absorb_backlog(requests, plan, lazy=lazy)
         started = self._timer.clock()
         first, last = self._absorb_for(requests, plan, lazy=lazy)
         # A request inside the span that does not draft rides along: what it writes lies behind its pairs.

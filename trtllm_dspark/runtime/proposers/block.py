@@ -31,7 +31,7 @@ class BlockProposer(FeatureProposer):
         self, requests: list[ActiveRequest], plan: RoundPlan, *, num_steps: int, with_confidence: bool, lazy: bool
     ) -> Draft:
         """Let the drafter's context catch up with the target's cache, then draft one block a request."""
-        self._absorb_backlog(requests, plan)
+        self._absorb_backlog(requests, plan, lazy=lazy)
         started = self._timer.clock()
         first, last = self._absorb_for(requests, plan, lazy=lazy)
         # One pass covers contiguous slots: a request inside the span that does not draft rides along unread.

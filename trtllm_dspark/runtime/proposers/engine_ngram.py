@@ -74,9 +74,10 @@ class EngineNgramProposer(BlockProposer):
         looked_up = matches > 0
         rates = self._worth.rates(num_steps)[matches] if with_confidence else None
         if np.array_equal(looked_up, plan.caps > 0):
-            # Nothing reads the drafter's context: what is left behind waits as in a plain round.
-            self.catch_up(requests, lazy=True)
+            # Before the drafter's context catches up, which is paid once in many rounds: no lookup takes that long.
             seconds = self._timer.clock() - started
+            # Nothing reads the context: what is left behind waits as in a plain round.
+            self.catch_up(requests, lazy=True)
             return Draft(None, np.where(looked_up, 0, -1), tokens, rates, plan.caps.copy(), seconds)
         lookup_s = self._timer.clock() - started
         rest = plan._replace(caps=np.where(looked_up, 0, plan.caps))

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from trtllm_dspark.errors import shown
 from trtllm_dspark.serving.client import ENGINE_UNAVAILABLE, EngineClient, EngineUnavailable, is_final
 from trtllm_dspark.serving.framing import Message, UnsendableMessage
 from trtllm_dspark.serving.openai_front.answers import Answer
@@ -110,7 +111,7 @@ class OpenAIFront:
     async def _model(self, request: Request) -> Response:
         name = request.path_params["model"]
         if name not in self._names:
-            raise FrontError(f"there is no model {name[:80]!r} here", code="model_not_found", param="model")
+            raise FrontError(f"there is no model {shown(name)} here", code="model_not_found", param="model")
         return JSONResponse(self._describe(name))
 
     def _describe(self, name: str) -> dict[str, Any]:

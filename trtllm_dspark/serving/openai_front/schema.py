@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trtllm_dspark.errors import shown
 from trtllm_dspark.serving.openai_front.errors import FrontError
 
 # Fields that map straight to the engine's.
@@ -43,6 +44,8 @@ _COMPLETION = {*_COMMON, "prompt", "echo"}
 _CHAT = {*_COMMON, "messages", "max_completion_tokens"}
 _NO_LIMIT = 2**31 - 1  # the engine clamps to the room its sequences have
 DEFAULT_COMPLETION_TOKENS = 16
+MAX_PROMPTS = 64
+"""Prompts of one completion: each is a request of the engine, and a body has room for millions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +79,11 @@ def parse_body(body: bytes, *, chat: bool, models: tuple[str, ...]) -> FrontRequ
     known = _CHAT if chat else _COMPLETION
     for name in data:
         if name not in known:
-            raise FrontError(f"unknown field {name[:80]!r}", code="unknown_parameter", param=name[:80])
+            raise FrontError(f"unknown field {shown(name)}", code="unknown_parameter", param=name[:80])
     model = data.get("model")
     if model not in models:
         raise FrontError(
-            f"there is no model {str(model)[:80]!r} here, only {models[0]!r}", code="model_not_found", param="model"
+            f"there is no model {shown(model)} here, only {models[0]!r}", code="model_not_found", param="model"
         )
     for name, (neutral, reason) in _NEUTRAL.items():
         value = data.get(name)
@@ -177,6 +180,12 @@ def _prompts(prompt: Any) -> list[dict[str, Any]]:
     if isinstance(prompt, str):
         return [{"prompt": prompt}]
     if isinstance(prompt, list) and prompt:
+        if isinstance(prompt[0], str | list) and len(prompt) > MAX_PROMPTS:
+            raise FrontError(
+                f"prompt holds {len(prompt)} prompts and {MAX_PROMPTS} are allowed; send the others by themselves",
+                code="out_of_range",
+                param="prompt",
+            )
         if all(isinstance(item, str) for item in prompt):
             return [{"prompt": item} for item in prompt]
         if all(isinstance(item, int) for item in prompt):

@@ -36,6 +36,7 @@ struct ScheduleInput {
     int64_t token_budget;  // every mode; negative = none
     float const* confidence;  // [R, gamma], null only for fixed
     int32_t const* caps;      // [R] or null = gamma
+    int32_t const* live;      // [R] 0 = a row that costs a token and emits none, cap 0; null = all emit
     CostModel cost;
 };
 
@@ -96,7 +97,16 @@ DSPARK_HD inline double throughput(CostModel const& cost, uint64_t tau, int64_t 
     return divRn(static_cast<double>(tau), stepTime(cost, admitted));
 }
 
-DSPARK_HD inline uint64_t baseTau(int num_requests) { return static_cast<uint64_t>(num_requests) << 31; }
+//! Tokens emitted whatever is verified, in units of a survival: one a request.
+DSPARK_TEAM template <class Team>
+DSPARK_HD uint64_t baseTau(Team const& team, ScheduleInput const& in) {
+    if (!in.live) return static_cast<uint64_t>(in.num_requests) << 31;
+    uint64_t count = 0;
+    for (int request = team.rank(); request < in.num_requests; request += team.size()) {
+        count += in.live[request] != 0 ? 1 : 0;
+    }
+    return team.addU64(count) << 31;
+}
 
 //! Most draft tokens that caps and token_budget admit; the cost table must reach base_tokens + this.
 DSPARK_TEAM template <class Team>
@@ -127,12 +137,12 @@ DSPARK_HD uint32_t inspectCost(Team const& team, CostModel const& cost, int64_t 
 
 //! Algorithm 1: number of candidates admitted before the first one that does not improve throughput.
 DSPARK_TEAM template <class Team>
-DSPARK_HD int64_t earlyStop(Team const& team, CostModel const& cost, int num_requests, uint32_t const* order,
+DSPARK_HD int64_t earlyStop(Team const& team, CostModel const& cost, uint64_t base_tau, uint32_t const* order,
                             uint32_t const* survival, int64_t most) {
     Span const span = chunkOf(team, static_cast<int>(most));
     uint64_t sum = 0, total = 0;
     for (int n = span.begin; n < span.end; ++n) sum += survival[order[n]];
-    uint64_t tau = baseTau(num_requests) + team.exclusiveAddU64(sum, &total);
+    uint64_t tau = base_tau + team.exclusiveAddU64(sum, &total);
     uint64_t stop = 0;  // complement of the first failing index, so that the maximum is the smallest index
     if (span.begin < span.end) {
         double best = throughput(cost, tau, span.begin);
@@ -152,12 +162,12 @@ DSPARK_HD int64_t earlyStop(Team const& team, CostModel const& cost, int num_req
 
 //! Smallest prefix length that maximises throughput over all prefixes of the admission order.
 DSPARK_TEAM template <class Team>
-DSPARK_HD int64_t bestPrefix(Team const& team, CostModel const& cost, int num_requests, uint32_t const* order,
+DSPARK_HD int64_t bestPrefix(Team const& team, CostModel const& cost, uint64_t base_tau, uint32_t const* order,
                              uint32_t const* survival, int64_t most) {
     Span const span = chunkOf(team, static_cast<int>(most));
     uint64_t sum = 0, total = 0;
     for (int n = span.begin; n < span.end; ++n) sum += survival[order[n]];
-    uint64_t tau = baseTau(num_requests) + team.exclusiveAddU64(sum, &total);
+    uint64_t tau = base_tau + team.exclusiveAddU64(sum, &total);
     double best = team.rank() == 0 ? throughput(cost, tau, 0) : 0.0;
     int64_t best_n = 0;
     for (int n = span.begin; n < span.end; ++n) {
@@ -168,7 +178,7 @@ DSPARK_HD int64_t bestPrefix(Team const& team, CostModel const& cost, int num_re
             best_n = n + 1;
         }
     }
-    uint64_t const team_best = team.maxU64(doubleBits(best));  // throughput > 0: its bits order it
+    uint64_t const team_best = team.maxU64(doubleBits(best));  // throughput >= 0: its bits order it
     uint64_t const mine = doubleBits(best) == team_best ? ~static_cast<uint64_t>(best_n) : 0;
     return static_cast<int64_t>(~team.maxU64(mine));
 }
@@ -257,7 +267,7 @@ DSPARK_HD int64_t verifyBudget(Team const& team, ScheduleInput const& in, Schedu
     *warnings = survivals(team, in, ws.survival, &candidates) | inspectCost(team, in.cost, limit);
     if (*warnings & (kMissingCostTable | kBadCostTable)) return limit;
     admissionOrder(team, in.num_requests, in.draft_stride, ws.survival, ws.order, ws.rank_of, ws.temp);
-    return bestPrefix(team, in.cost, in.num_requests, ws.order, ws.survival, minOf(candidates, limit));
+    return bestPrefix(team, in.cost, baseTau(team, in), ws.order, ws.survival, minOf(candidates, limit));
 }
 
 DSPARK_TEAM template <class Team>
@@ -291,7 +301,7 @@ DSPARK_HD void schedulePrefixes(Team const& team, ScheduleInput const& in, Sched
     int64_t const most = minOf(candidates, limit);
     int64_t const admitted = in.mode == ScheduleMode::kStaleTopK
                                  ? minOf(most, in.budget)
-                                 : earlyStop(team, in.cost, in.num_requests, ws.order, ws.survival, most);
+                                 : earlyStop(team, in.cost, baseTau(team, in), ws.order, ws.survival, most);
     for (int request = team.rank(); request < in.num_requests; request += team.size()) {
         uint32_t const* const rank_of = ws.rank_of + static_cast<int64_t>(request) * in.draft_stride;
         int len = 0;

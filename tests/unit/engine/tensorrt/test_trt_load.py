@@ -137,7 +137,7 @@ def test_load_without_packages_says_what_to_install(monkeypatch: pytest.MonkeyPa
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(DeviceError, match=r"needs cuda-python .*; pip install 'cuda-bindings>=13,<14'"):
         CudaDevice("tensorrt")
-    with pytest.raises(DeviceError, match=r"the engine needs tensorrt .*'trtllm-dspark\[tensorrt\]'"):
+    with pytest.raises(DeviceError, match=r"the engine needs tensorrt .*pip install '.\[tensorrt\]' in a checkout"):
         import_runtime("tensorrt")
     with pytest.raises(DeviceError, match="has no TensorRT runtime"):
         import_runtime("onnxruntime")
@@ -149,6 +149,9 @@ def test_load_kernel_library_of_another_version_is_refused(kernels: Path, monkey
         _load_kernels(Path(__file__))
     from trtllm_dspark.engine.tensorrt import _cuda
 
+    monkeypatch.setattr(_cuda, "ROUND_FIELDS", frozenset({("round_caps", "live"), ("round_caps", "later")}))
+    with pytest.raises(EngineMismatch, match="the kernel 'round_caps' of .* is of another version; build it again"):
+        _load_kernels(kernels)
     monkeypatch.setattr(_cuda, "ROUND_OPS", frozenset({"round_begin", "round_trip"}))
     with pytest.raises(EngineMismatch, match="has no kernel 'round_trip'; build it again"):
         _load_kernels(kernels)

@@ -107,7 +107,7 @@ def test_round_is_captured_once_a_key_and_misses_are_logged(
     toy_weights: Written, opened: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, device = opened(toy_weights)
-    with caplog.at_level(logging.INFO, logger="trtllm_dspark.engine.tensorrt"):
+    with caplog.at_level(logging.DEBUG, logger="trtllm_dspark.engine.tensorrt"):
         run(engine, [prompts(3), decode(1), decode(3), decode(1), decode(3, drafts=2), decode(3)])
     stats = engine.graph_stats
     assert stats is not None
@@ -187,6 +187,57 @@ def test_round_beyond_the_limits_is_refused(toy_weights: Written, opened: Opened
     rows = PromptRows(**{**fields(too_long.prompts), "write_indices": np.array([95])})
     with pytest.raises(DeviceError, match="ends beyond the engine's limits"):
         engine.submit_round(RoundBatch(None, rows, "rejection"))
+
+
+def test_refused_round_leaves_the_engine_as_it_was(toy_weights: Written, opened: Opened) -> None:
+    """Nothing of it is enqueued, though what is refused comes last: more rounds of them than there are buffers."""
+    engine, device = opened(toy_weights)
+    fresh, _ = opened(toy_weights)
+    run(engine, [prompts(2), decode(2)])
+    run(fresh, [prompts(2), decode(2)])
+    more = prompts(1, first_slot=2).prompts
+    assert more is not None
+    beyond = PromptRows(**{**fields(more), "write_indices": np.array([95])})
+    banned = RowSampling(**{**fields(sampling(1, ban_until=9)), "banned": (tuple(range(17)),)})
+    before = len(device.ops)
+    for rows, message in (
+        (beyond, "ends beyond the engine's limits"),
+        (PromptRows(**{**fields(more), "sampling": banned}), "bans 17 tokens, the engine at most 16"),
+    ) * 3:
+        with pytest.raises(DeviceError, match=message):
+            engine.submit_round(RoundBatch(decode(2).decode, rows, "rejection"))
+    assert len(device.ops) == before
+    batches = [decode(2)] * 4
+    for one, other in zip(run(engine, batches), run(fresh, batches), strict=True):
+        np.testing.assert_array_equal(one.decode.tokens, other.decode.tokens)
+
+
+@pytest.mark.parametrize("plan", ["drafter_block", "target", "drafter_context"])
+def test_engine_whose_first_round_fails_still_closes(toy_weights: Written, opened: Opened, plan: str) -> None:
+    engine, device = opened(toy_weights)
+    run(engine, [prompts(2)])
+    device.fail_pass = plan
+    with pytest.raises(DeviceError, match="planted failure"):
+        engine.submit_round(decode(2))
+    device.fail_pass = None
+    # The recording device refuses to release a plan before its contexts, and a context whose passes are queued.
+    engine.close()
+
+
+@pytest.mark.parametrize("by", ["core", "sources"])
+def test_schedule_without_times_uses_none_of_other_rounds(random_weights: Written, opened: Opened, by: str) -> None:
+    """Their buffers are used in turn: drafts too dear in the rounds before are not so where nothing is known."""
+    engine, _ = opened(random_weights, kernels=by)
+
+    def early_stop(step_time_us: np.ndarray | None) -> RoundBatch:
+        schedule = DeviceSchedule("early_stop", 5, 0.0, 0, 10, step_time_us=step_time_us)
+        return RoundBatch(DecodeRows(np.full(2, 5), sampling(2), schedule), None, "rejection")
+
+    dear = 10.0 ** np.arange(25).astype(np.float32)
+    known = run(engine, [prompts(2), *[early_stop(dear)] * 3])[1:]
+    assert not any(result.verify_len.any() for result in known)
+    (result,) = run(engine, [early_stop(None)])
+    assert result.verify_len.tolist() == [5, 5]
 
 
 def test_moved_slot_keeps_its_caches_and_state(toy_weights: Written, opened: Opened) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers import fake_engine
 from helpers.fake_engine import VOCAB, FakeEngine, collect_outputs, token_ids
+from helpers.virtual_engine import VirtualEngine
 
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.runtime import Request, SamplingParams, Session
@@ -100,6 +101,27 @@ def test_a_text_that_repeats_needs_no_block() -> None:
     stats = session.stats
     assert stats.draft_passes < 4
     assert stats.acceptance.accepted > 0.95 * stats.acceptance.verified
+
+
+def test_what_the_context_absorbs_in_a_round_of_lookups_is_no_part_of_what_they_take() -> None:
+    rounds: list[tuple[int, float]] = []
+    virtual = VirtualEngine(max_num_tokens=40, max_seq_len=200, mistake_every=2)
+
+    class Watched(EngineNgramProposer):
+        def propose(self, *args: Any, **options: Any) -> Any:
+            before = virtual.absorbed
+            draft = super().propose(*args, **options)
+            if draft.result is None:
+                rounds.append((virtual.absorbed - before, draft.seconds))
+            return draft
+
+    session = Session(virtual, None, speculation="fixed", drafter=Watched, clock=virtual.clock)
+    session.add(Request("a", [2, 4, 6, 8, 10], SamplingParams(max_tokens=150)))
+    collect_outputs(session)
+    assert len(rounds) > 20
+    # Every so often the whole backlog is due; a lookup takes nothing on this clock.
+    assert max(absorbed for absorbed, _ in rounds) >= 40
+    assert {seconds for _, seconds in rounds} == {0.0}
 
 
 def test_a_drafter_that_is_right_is_not_displaced() -> None:

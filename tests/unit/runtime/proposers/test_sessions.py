@@ -199,6 +199,22 @@ def test_draft_model_that_is_not_used_is_released(monkeypatch: pytest.MonkeyPatc
     assert refused.passes == ["close"]
 
 
+def test_sibling_that_never_drafts_leaves_the_draft_model_to_the_others() -> None:
+    flat = CostTable({VerifyShape(1, tokens, tokens, 0): 100.0 for tokens in (1, 4)}, {DraftShape(1, 0): 10.0})
+    draft_engine = plain_engine()
+    first = Session(plain_engine(), None, speculation="off", drafter=draft_model(draft_engine), cost_table=flat)
+    drafting, plain = first.sibling(speculation="fixed"), first.sibling(speculation="adaptive")
+    assert plain.controller.draft_len == 0
+    with pytest.raises(ConfigError, match="asks for 9 drafts"):
+        first.sibling(speculation="fixed:9")
+    drafting.add(Request("a", prompt(1, 3), SamplingParams(max_tokens=5)))
+    assert token_ids(collect_outputs(drafting)["a"]) == greedy(prompt(1, 3), 5)
+    assert drafting.stats.acceptance.accepted > 0
+    assert "close" not in draft_engine.passes
+    plain.close()
+    assert draft_engine.passes[-1] == "close"
+
+
 @pytest.mark.parametrize(("drafter", "distinct"), [(ngram, True), (draft_model, False)])
 def test_equal_seeds_are_told_apart_where_outcomes_of_others_decide(drafter: Make, distinct: bool) -> None:
     engine = plain_engine(max_num_tokens=200)
