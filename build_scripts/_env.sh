@@ -10,6 +10,10 @@ is_supported() {
     "$1" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null
 }
 
+version_of() {
+    "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'
+}
+
 # find_python [PYTHON]: print the interpreter to use; one that is named is not replaced by another.
 find_python() {
     local candidate
@@ -63,7 +67,9 @@ except OSError:
 PYTHON
     )
     [ -z "$name" ] && return
-    { unpack_package "$name" && cp -L .venv/debian/usr/lib/*/"$name".so.1.0 .venv/lib/; } ||
+    # Where 32-bit time counts in 64 bits (Ubuntu 24.04, Debian 13), the package has another name, the file has not.
+    { { unpack_package "$name" || unpack_package "${name}t64"; } &&
+        cp -L .venv/debian/usr/lib/*/"$name".so.1.0 .venv/lib/; } ||
         fail "Triton needs Python's shared library; install it with: apt-get install $name"
 }
 
@@ -80,6 +86,9 @@ setup_venv() {
         echo "== creating .venv with $python"
         "$python" -m venv --clear .venv
         new=yes
+    elif [ -n "${2:-}" ] && [ "$(version_of .venv/bin/python)" != "$(version_of "$python")" ]; then
+        fail ".venv is of Python $(version_of .venv/bin/python), $2 is $(version_of "$python");" \
+            "remove .venv to have it made anew, or leave the argument out"
     fi
     local pip_settings=()
     provide_headers

@@ -115,13 +115,13 @@ class CostDrift:
     """How measured times correct a cost table while it is used (docs/adaptive.md).
 
     A pass is predicted as `base * first_us + marginal * more_us`, a draft as `draft * draft_us`: times by the table of one
-    token a request, of what the pass's other tokens add to that, and of a draft. Base and marginal are fitted to the timed
-    passes by least squares with forgetting; the draft's factor is a mean ratio. Where only whole rounds are timed, what
-    they take beyond the base corrects marginal and draft alike. Methods keep the GIL, as those of `BlockStatistics`.
+    token a request, of what the pass's other tokens add to that, and of a draft. A Kalman filter follows what moves all
+    three at once, and their ratios slowly. Where only whole rounds are timed, what they take beyond the base corrects
+    marginal and draft alike. Methods keep the GIL, as those of `BlockStatistics`.
 
     Args:
-        memory: weight of a round after one more round; what this and the other numbers are is written beside their values
-            in `speculation/drift.py`.
+        noise: standard deviation of a measured time, as a share of it; what this and the other numbers are is written
+            beside their values in `speculation/drift.py`.
 
     Attributes:
         base: measured over predicted time of a pass over one token a request.
@@ -136,9 +136,14 @@ class CostDrift:
     def __init__(
         self,
         *,
+        noise: float,
+        common: float,
+        ratio: float,
+        doubt: float,
+        shape: float,
         memory: float,
-        prior: float,
         flat: float,
+        surprise: float,
         outlier: float,
         base_bound: float,
         marginal_bound: float,

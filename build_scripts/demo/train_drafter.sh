@@ -3,11 +3,11 @@
 #
 # PROMPTS_DIR holds train-{math,code,chat}.jsonl, an object with `domain` and `prompt` a line: questions of GSM8K; of
 # HumanEval and MBPP; of MT-Bench and Arena-Hard (1279, 381 and 340 of them). Others of those kinds do. Every stage may be
-# interrupted and goes on when the script is started again. The shipped drafter was trained in three runs: when there were
-# 952 greedy and 953 sampled answers; from there when all greedy ones were there; and from there on 6280 answers to
-# prompts, to turns that begin as one and to turns of the target's own. This script waits for all answers and takes as many.
-# The third run wants a CPU that multiplies bfloat16. The logs are training_log_{1,2,3}.csv beside it; times and what it is
-# worth: docs/training.md.
+# interrupted and goes on when the script is started again. The shipped drafter was trained in four runs: when there were
+# 952 greedy and 953 sampled answers; from there when all greedy ones were there; from there on 6280 answers to prompts, to
+# turns that begin as one and to turns of the target's own; and from there on those, the rest of them, and 1898 more to
+# code and chat. This script waits for all answers and takes as many. The last two runs want a CPU that multiplies bfloat16.
+# The logs are training_log_{1,2,3,4}.csv beside it; times and what it is worth: docs/training.md.
 set -euo pipefail
 prompts="$(realpath "$1")"
 mkdir -p "$2"
@@ -53,16 +53,31 @@ train "$work/run_2" --responses_file "$work/train_2.jsonl" --validation_file "$w
     --init_from "$work/packed_1" "${steps[@]}" --lr_scale 0.4 --decay_share 0.9 --seed 2
 python "$demo/pack_drafter.py" "$work/run_2/drafter" "$work/packed_2"
 
-# The third run's answers stay in its directory, where their features are.
-bfloat16=(--weight_dtype bfloat16 --feature_cache_gib 40 --init_from "$work/packed_2" --draft_vocab_size 4096
+# Answers of the last two runs stay in their directories, where their features are.
+bfloat16=(--weight_dtype bfloat16 --feature_cache_gib 40 --draft_vocab_size 4096
     --draft_vocab_counts "$demo/draft_vocab_counts.json")
-train "$work/run_3" "${bfloat16[@]}" --responses_only --max_response_len 128 --batch_size 256 --temperatures 0:3,0.7:1,1:1 \
-    --num_self_made 3500 --num_continued 12000 --seed 21 --prompts_file "$prompts/train-math.jsonl" \
-    --prompts_file "$prompts/train-code.jsonl" --prompts_file "$prompts/train-chat.jsonl"
+mixed=(--responses_only --max_response_len 128 --batch_size 256 --temperatures 0:3,0.7:1,1:1)
+longer=(--num_sequences 24 --anchors_per_sequence 64 --sample_positions --position_decay 3 --target_temperature 0.7
+    --warmup_steps 20 --save_every 50 --lr_scale 0.7 --decay_share 0.8)
+train "$work/run_3" "${bfloat16[@]}" "${mixed[@]}" --init_from "$work/packed_2" --num_self_made 3500 --num_continued 12000 \
+    --seed 21 --prompts_file "$prompts/train-math.jsonl" --prompts_file "$prompts/train-code.jsonl" \
+    --prompts_file "$prompts/train-chat.jsonl"
 head -n 6280 "$work/run_3/responses.jsonl" > "$work/answers_3.jsonl"
 python "$demo/split_responses.py" "$work/answers_3.jsonl" --train "$work/train_3.jsonl" \
     --validation "$work/validation_3.jsonl"
-train "$work/run_3" "${bfloat16[@]}" --responses_file "$work/train_3.jsonl" --validation_file "$work/validation_3.jsonl" \
-    --num_sequences 24 --anchors_per_sequence 64 --sample_positions --position_decay 3 --target_temperature 0.7 \
-    --warmup_steps 20 --steps 1900 --save_every 50 --lr_scale 0.7 --decay_share 0.8 --seed 3
-python "$demo/pack_drafter.py" "$work/run_3/drafter" "$work/smollm2-135m-drafter"
+train "$work/run_3" "${bfloat16[@]}" --init_from "$work/packed_2" --responses_file "$work/train_3.jsonl" \
+    --validation_file "$work/validation_3.jsonl" "${longer[@]}" --steps 1900 --seed 3
+python "$demo/pack_drafter.py" "$work/run_3/drafter" "$work/packed_3"
+
+# Code and chat are the kinds of which the third run has least: fewer of their turns end within 64 tokens.
+train "$work/run_4" "${bfloat16[@]}" "${mixed[@]}" --init_from "$work/packed_3" --num_continued 6000 --seed 22 \
+    --prompts_file "$prompts/train-code.jsonl" --prompts_file "$prompts/train-chat.jsonl"
+for file in "$work"/run_3/generated_features/*.npz; do
+    [ -e "$work/run_4/generated_features/${file##*/}" ] || ln "$file" "$work/run_4/generated_features/"
+done
+head -n 1898 "$work/run_4/responses.jsonl" > "$work/answers_4.jsonl"
+python "$demo/split_responses.py" "$work/run_3/responses.jsonl" "$work/answers_4.jsonl" --train "$work/train_4.jsonl" \
+    --validation "$work/validation_4.jsonl"
+train "$work/run_4" "${bfloat16[@]}" --init_from "$work/packed_3" --responses_file "$work/train_4.jsonl" \
+    --validation_file "$work/validation_4.jsonl" "${longer[@]}" --steps 1600 --seed 4
+python "$demo/pack_drafter.py" "$work/run_4/drafter" "$work/smollm2-135m-drafter"

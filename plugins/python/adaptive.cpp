@@ -177,17 +177,24 @@ Verdict judgeBatch(Standings* self, nb::object const& rows, nb::object const& ca
     return verdict;
 }
 
-void makeDrift(CostDrift* self, double memory, double prior, double flat, double outlier, double base_bound,
-               double marginal_bound, double draft_bound) {
+void makeDrift(CostDrift* self, double noise, double common, double ratio, double doubt, double shape, double memory,
+               double flat, double surprise, double outlier, double base_bound, double marginal_bound,
+               double draft_bound) {
     constexpr double least = 1e-3, most = 1e6;
-    checkNumbers(kDrift, {{"memory", memory, 0.0, 1.0},
-                          {"prior", prior, least, most},
+    checkNumbers(kDrift, {{"noise", noise, least, 1.0},
+                          {"common", common, 0.0, 1.0},
+                          {"ratio", ratio, 0.0, 1.0},
+                          {"doubt", doubt, least, most},
+                          {"shape", shape, 0.0, 1.0},
+                          {"memory", memory, 0.0, 1.0},
                           {"flat", flat, least, 1.0},
+                          {"surprise", surprise, least, most},
                           {"outlier", outlier, 1.0, most},
                           {"base_bound", base_bound, 1.0, most},
                           {"marginal_bound", marginal_bound, 1.0, most},
                           {"draft_bound", draft_bound, 1.0, most}});
-    new (self) CostDrift({memory, prior, flat, outlier, base_bound, marginal_bound, draft_bound});
+    new (self) CostDrift({noise, common, ratio, doubt, shape, memory, flat, surprise, outlier, base_bound,
+                          marginal_bound, draft_bound});
 }
 
 //! Table times that others are divided by.
@@ -236,7 +243,8 @@ void registerAdaptive(nb::module_& m) {
             nb::arg("rows").none());
 
     nb::class_<CostDrift>(m, "CostDrift")
-        .def("__init__", &makeDrift, nb::kw_only(), nb::arg("memory"), nb::arg("prior"), nb::arg("flat"),
+        .def("__init__", &makeDrift, nb::kw_only(), nb::arg("noise"), nb::arg("common"), nb::arg("ratio"),
+             nb::arg("doubt"), nb::arg("shape"), nb::arg("memory"), nb::arg("flat"), nb::arg("surprise"),
              nb::arg("outlier"), nb::arg("base_bound"), nb::arg("marginal_bound"), nb::arg("draft_bound"))
         .def("__deepcopy__", [](CostDrift const& self, nb::object const&) { return CostDrift(self); })
         .def_prop_ro("base", [](CostDrift const& self) { return self.correction().base; })

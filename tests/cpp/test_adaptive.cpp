@@ -189,7 +189,7 @@ void testStandings() {
 
 //! Corrections of a table whose passes, other tokens and drafts take two, six and eight times what it says.
 void testDrift() {
-    constexpr host::DriftRules rules = {0.99, 0.25, 0.02, 3.0, 64.0, 4.0, 64.0};
+    constexpr host::DriftRules rules = {0.06, 0.005, 0.004, 0.5, 0.5, 0.99, 0.02, 3.0, 3.0, 64.0, 4.0, 64.0};
     auto const near = [](double found, double expected) { return std::fabs(found - expected) < 0.02 * expected; };
     host::CostDrift parts(rules), rounds(rules);
     for (int round = 0; round < 300; ++round) {
@@ -203,14 +203,26 @@ void testDrift() {
             rounds.observeRound(100.0, more, 30.0, 200.0 + 6.0 * (more + 30.0));
         }
     }
-    host::Correction const& found = parts.correction();
+    host::Correction found = parts.correction();
     CHECK(near(found.base, 2.0) && near(found.marginal, 6.0) && near(found.draft, 8.0));
     CHECK(near(parts.observeVerify(100.0, 10.0, 260.0), 260.0) && near(parts.observeDraft(30.0, 240.0), 240.0));
     // Of whole rounds what tokens and drafts take beyond the table is told together.
-    host::Correction const& together = rounds.correction();
+    host::Correction const together = rounds.correction();
     CHECK(near(together.base, 2.0) && near(together.marginal, 6.0) && near(together.draft, 6.0));
+    // A clock changes no ratio, whoever runs while it does.
+    for (int round = 0; round < 600; ++round) {
+        if (round > 300 || round % 65 == 64) {
+            rounds.observeVerify(100.0, 0.0, 100.0);
+        } else {
+            rounds.observeRound(100.0, 30.0, 30.0, 100.0 + 3.0 * 60.0);
+        }
+        host::Correction const now = rounds.correction();
+        CHECK(std::fabs(now.draft / now.base - 3.0) < 0.5);
+    }
+    CHECK(near(rounds.correction().base, 1.0));
     // Nothing leaves its bounds, and what is not timed is counted.
     for (int round = 0; round < 2000; ++round) parts.observeVerify(1.0, 0.0, 1e9);
+    found = parts.correction();
     CHECK(found.base == 64.0 && found.marginal <= 256.0 && found.draft >= 1.0);
     parts.observeUntimed();
     CHECK(parts.roundsUnmeasured() == 1);

@@ -142,6 +142,19 @@ def test_second_copy_of_the_head_is_duplicated_weights(tmp_path: Path) -> None:
         lint_layers(parse_layers(messages), expected, num_profiles=1, found_weight_bytes=weight_bytes(messages))
 
 
+def test_copied_layers_and_projections_of_zeros_compile(tmp_path: Path) -> None:
+    """What a model made deeper by copies of its layers holds: nothing in it is stored twice by the builder."""
+    arrays = random_arrays(MODEL, np.random.default_rng(0))
+    for name in [name for name in arrays if name.startswith("layers.0.")]:
+        arrays[f"layers.1.{name.removeprefix('layers.0.')}"] = arrays[name]
+    for name in ("o", "down"):
+        arrays[f"layers.2.{name}.weight"] = np.zeros_like(arrays[f"layers.2.{name}.weight"])
+    lowering = TrtNativeLowering(320, "float16")
+    write_target(tmp_path, MODEL, arrays, max_seq_len=256, weight_dtype="float16", lowering=lowering)
+    compiled = compile_plan(TENSORRT_RTX, tmp_path / "target.onnx", tmp_path / "p.plan", [PROFILE], "sm89")
+    assert compiled.size == (tmp_path / "p.plan").stat().st_size
+
+
 def test_graph_that_no_kernel_serves_is_refused(tmp_path: Path) -> None:
     write_graph(tmp_path, MODEL, "float32")
     model = onnx.load(tmp_path / "target.onnx", load_external_data=False)

@@ -27,6 +27,7 @@ from trtllm_dspark.graph.round_options import RoundOptions
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 GENERATION_CONFIG_FILE = "generation_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens.json"
 # Fused query-key-value, output, gate-up and down: what a decoder layer stores.
 _MATRICES_PER_LAYER = 4
 _WEIGHT_ONLY: dict[str, WeightDtype] = {"int8": "w8a16", "int4": "w4a16", "fp8": "fp8"}
@@ -140,9 +141,12 @@ def emit_heads(plan: BuildPlan, directory: Path) -> None:
 
 
 def emit_tokenizer(assets: TokenizerAssets, directory: Path) -> None:
-    """Write tokenizer, chat template and generation defaults."""
+    """Write tokenizer, chat template with the special tokens it sees, and generation defaults."""
     (directory / TOKENIZER_FILE).write_text(assets.tokenizer_json, encoding="utf-8")
     if assets.chat_template is not None:
         (directory / CHAT_TEMPLATE_FILE).write_text(assets.chat_template, encoding="utf-8")
+        if assets.special_tokens:
+            specials = json.dumps(assets.special_tokens, ensure_ascii=False, indent=2) + "\n"
+            (directory / SPECIAL_TOKENS_FILE).write_text(specials, encoding="utf-8")
     text = json.dumps(assets.generation_config, indent=2) + "\n"
     (directory / GENERATION_CONFIG_FILE).write_text(text, encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -170,7 +170,11 @@ def _emit_plugin_graphs(plan: BuildPlan, graphs: Path, clock: StepClock) -> GpuB
 
 
 def _run(jobs: Sequence[CompilerJob], steps: Sequence[str], clock: StepClock, workers: int) -> list[CompiledPlan]:
-    """Run the jobs, `workers` at a time; the first failure stops those that have not begun."""
+    """Run the jobs, `workers` at a time; the first failure stops those that have not begun.
+
+    Raises:
+        DeviceError: a process died.
+    """
     if workers == 1:
         compiled = []
         for job, step in zip(jobs, steps, strict=True):
@@ -189,9 +193,13 @@ def _run(jobs: Sequence[CompilerJob], steps: Sequence[str], clock: StepClock, wo
         futures = [threads.submit(run, job, step) for job, step in zip(jobs, steps, strict=True)]
         try:
             return [future.result() for future in futures]
-        except BaseException:
+        except BaseException as error:
             threads.shutdown(wait=False, cancel_futures=True)
             processes.shutdown(wait=False, cancel_futures=True)
+            if isinstance(error, BrokenExecutor):
+                raise DeviceError(
+                    "a compiler process was killed, probably because memory ran out; lower --workers"
+                ) from error
             raise
 
 

@@ -33,6 +33,7 @@ from trtllm_dspark.checkpoint import (
     load_target,
     share_equal_tensors,
     spread_draft_vocab,
+    tie_equal_head,
 )
 from trtllm_dspark.checkpoint.config import DrafterConfig
 from trtllm_dspark.engine_dir import BuildLimits
@@ -192,7 +193,7 @@ def _with_gpu(plan: BuildPlan, parts: DrafterParts | None) -> BuildPlan:
 def _load_target(config: BuildConfig) -> Checkpoint:
     if config.weights_optional and not has_weights(config.target_checkpoint):
         return describe_target(config.target_checkpoint)
-    return load_target(config.target_checkpoint)
+    return tie_equal_head(load_target(config.target_checkpoint))
 
 
 def _load_drafter(config: BuildConfig, target: Checkpoint) -> tuple[DrafterCheckpoint, NDArray[np.int64] | None]:

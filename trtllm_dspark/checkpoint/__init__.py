@@ -5,7 +5,7 @@ from trtllm_dspark.checkpoint.autoregressive import autoregressive_config, autor
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig, RopeScaling
 from trtllm_dspark.checkpoint.drafter import load_drafter
 from trtllm_dspark.checkpoint.paths import resolve_path
-from trtllm_dspark.checkpoint.sharing import share_equal_tensors, spread_draft_vocab
+from trtllm_dspark.checkpoint.sharing import share_equal_tensors, spread_draft_vocab, tie_equal_head
 from trtllm_dspark.checkpoint.target import load_target
 from trtllm_dspark.checkpoint.types import Checkpoint, CheckpointFile, DrafterCheckpoint, TokenizerAssets
 from trtllm_dspark.checkpoint.weightless import describe_drafter, describe_target, has_weights
@@ -29,4 +29,5 @@ __all__ = [
     "resolve_path",
     "share_equal_tensors",
     "spread_draft_vocab",
+    "tie_equal_head",
 ]

@@ -84,7 +84,7 @@ def build_drafter(
     mapper = TensorMapper(directory, tensors)
     for name in ignore:
         mapper.drop(name)
-    _map_drafter(mapper, config, target, fields.path)
+    _map_drafter(mapper, config, target, fields)
     files = tuple(CheckpointFile(path) for path in (fields.path, *paths))
     return DrafterCheckpoint(config, mapper.finish(), files, dialect)
 
@@ -184,7 +184,21 @@ def _check_layer_ids(path: Path, config: DrafterConfig, target: ModelConfig) -> 
         previous = layer
 
 
-def _map_drafter(mapper: TensorMapper, config: DrafterConfig, target: ModelConfig, path: Path) -> None:
+def refuse_tied_to_target(path: Path, target: ModelConfig) -> None:
+    """Refuse a tied head without tables of its own where the target's head is not its embedding.
+
+    Raises:
+        CheckpointError: the drafter's head would be the target's embedding, and shared heads are the target's head.
+    """
+    if not target.tie_word_embeddings:
+        raise CheckpointError(
+            f"{path}: tie_word_embeddings is true, but the drafter has no embedding of its own and the target's head "
+            "is not tied; set tie_word_embeddings to false if the drafter was trained with the target's head"
+        )
+
+
+def _map_drafter(mapper: TensorMapper, config: DrafterConfig, target: ModelConfig, fields: Fields) -> None:
+    path, tied = fields.path, fields.boolean("tie_word_embeddings", False)
     size, rank = config.backbone.hidden_size, config.markov_rank
     vocab, draft_vocab = target.vocab_size, config.draft_vocab_size
     mapper.take_layers(config.backbone)
@@ -192,11 +206,16 @@ def _map_drafter(mapper: TensorMapper, config: DrafterConfig, target: ModelConfi
     mapper.take("hidden_norm.weight", "hidden_norm.weight", (size,))
     mapper.take("norm.weight", "norm.weight", (size,))
     reduced = draft_vocab != vocab
+    own_embed, own_head = "embed_tokens.weight" in mapper, "lm_head.weight" in mapper
     for name, rows in (("embed_tokens.weight", vocab), ("lm_head.weight", draft_vocab)):
         if name in mapper:
             mapper.take(name, name.replace("embed_tokens", "embed"), (rows, size))
+        elif name == "lm_head.weight" and tied and own_embed and not reduced:
+            mapper.alias("embed.weight", "lm_head.weight")
         elif size != target.hidden_size or (reduced and name == "lm_head.weight"):
             raise CheckpointError(f"{path.parent} lacks tensor {name}, and the target's does not fit this drafter")
+    if tied and not own_embed and not own_head:
+        refuse_tied_to_target(path, target)
     if reduced:
         chosen = mapper.drop("t2d")
         mapper.take("d2t", "d2t", (draft_vocab,), lambda values: _absolute_ids(values, vocab, chosen, path))

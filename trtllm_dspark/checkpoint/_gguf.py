@@ -13,6 +13,7 @@ import numpy as np
 
 from trtllm_dspark.checkpoint._gguf_blocks import BLOCK_FORMATS, dequantise
 from trtllm_dspark.checkpoint.arrays import Array, LazyArray
+from trtllm_dspark.checkpoint.file_stamp import FileStamp
 from trtllm_dspark.errors import CheckpointError
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -72,6 +73,7 @@ def read_gguf(path: Path) -> GgufFile:
         CheckpointError: the file is not GGUF, is damaged, or stores a tensor in a type that is not supported.
     """
     with path.open("rb") as stream:
+        stamp = FileStamp.of(path, stream.fileno())
         magic = stream.read(8)
         if len(magic) < 8 or magic[:4] != b"GGUF":
             raise CheckpointError(f"{path} is not a GGUF file: it does not start with the letters GGUF")
@@ -80,12 +82,13 @@ def read_gguf(path: Path) -> GgufFile:
             raise CheckpointError(f"{path} is GGUF version {version}, expected little-endian 2 or 3; convert it again")
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
             try:
-                return _read_header(path, buffer)
+                return _read_header(stamp, buffer)
             except (struct.error, KeyError, UnicodeDecodeError, MemoryError, RecursionError) as error:
                 raise CheckpointError(f"{path} is damaged: its header is unreadable ({error}); get it again") from error
 
 
-def _read_header(path: Path, buffer: mmap.mmap) -> GgufFile:
+def _read_header(stamp: FileStamp, buffer: mmap.mmap) -> GgufFile:
+    path = stamp.path
     cursor = _Cursor(buffer)
     cursor.offset = 8
     num_tensors, num_fields = cursor.scalar("Q"), cursor.scalar("Q")
@@ -107,11 +110,12 @@ def _read_header(path: Path, buffer: mmap.mmap) -> GgufFile:
     for name, shape, kind, offset in directory:
         if name in tensors:
             raise CheckpointError(f"{path} lists tensor {name} twice")
-        tensors[name] = _tensor(path, name, shape, kind, data_start + offset, len(buffer))
+        tensors[name] = _tensor(stamp, name, shape, kind, data_start + offset)
     return GgufFile(path, metadata, tensors)
 
 
-def _tensor(path: Path, name: str, shape: tuple[int, ...], kind: int, offset: int, file_size: int) -> LazyArray:
+def _tensor(stamp: FileStamp, name: str, shape: tuple[int, ...], kind: int, offset: int) -> LazyArray:
+    path = stamp.path
     block_format = BLOCK_FORMATS.get(kind)
     if block_format is None:
         known = ", ".join(sorted(entry.name for entry in BLOCK_FORMATS.values()))
@@ -121,13 +125,20 @@ def _tensor(path: Path, name: str, shape: tuple[int, ...], kind: int, offset: in
             f"{path}: tensor {name} of shape {list(shape)} does not split into {block_format.name} blocks"
         )
     num_bytes = prod(shape) // block_format.block_size * block_format.block_bytes
-    if offset + num_bytes > file_size:
+    if offset + num_bytes > stamp.size:
         raise CheckpointError(f"{path} is cut short: tensor {name} runs past its end; get the file again")
 
-    def load() -> Array:
-        raw = np.fromfile(path, np.uint8, num_bytes, offset=offset)
-        if raw.size != num_bytes:
-            raise CheckpointError(f"{path} became shorter while it was read: tensor {name} is incomplete")
-        return dequantise(block_format, raw, shape)
+    def read(start: int, size: int, wanted: tuple[int, ...]) -> Array:
+        with stamp.open() as stream:
+            stream.seek(offset + start)
+            raw = np.fromfile(stream, np.uint8, size)
+            if raw.size != size:
+                raise CheckpointError(f"{path} became shorter while it was read: tensor {name} is incomplete")
+        return dequantise(block_format, raw, wanted)
 
-    return LazyArray(name, shape, load)
+    def read_rows(begin: int, end: int) -> Array:
+        # A block never reaches beyond its row.
+        row_bytes = prod(shape[1:]) // block_format.block_size * block_format.block_bytes
+        return read(begin * row_bytes, (end - begin) * row_bytes, (end - begin, *shape[1:]))
+
+    return LazyArray(name, shape, lambda: read(0, num_bytes, shape), read_rows if len(shape) > 1 else None)

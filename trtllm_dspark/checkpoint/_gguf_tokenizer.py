@@ -11,6 +11,14 @@ from trtllm_dspark.errors import CheckpointError
 
 _USER_DEFINED, _CONTROL = 4, 3
 
+# Converters rarely write which token ends a turn; programs that run GGUF files know it by its text.
+_END_TEXTS = frozenset(
+    """
+    <|eot_id|> <|im_end|> <|endoftext|> <|end_of_text|> <|eom_id|> <|end|> <EOT> _<EOT> <end_of_turn>
+    <end_of_utterance>
+    """.split()
+)
+
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -100,8 +108,19 @@ def read_tokenizer(path: Path, metadata: dict[str, Any]) -> TokenizerAssets | No
 
 
 def end_ids(path: Path, metadata: dict[str, Any]) -> tuple[int, ...]:
-    """Return the ids that end a generation: end of sequence, of turn and of message, in that order."""
+    """Return the ids that end a generation: end of sequence, of turn and of message, then those known by their text.
+
+    A token that the file calls its unknown token has a meaning of its own and is not taken by its text.
+    """
     found = [special_id(path, metadata, name) for name in ("eos", "eot", "eom")]
+    if metadata.get("tokenizer.ggml.model") is not None:
+        tokens, types = _list(path, metadata, "tokens", str), _list(path, metadata, "token_type", int)
+        unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+        found += [
+            index
+            for index, (token, kind) in enumerate(zip(tokens, types, strict=False))
+            if kind == _CONTROL and token in _END_TEXTS and index != unknown
+        ]
     return tuple(dict.fromkeys(index for index in found if index is not None))
 
 

@@ -45,6 +45,13 @@ class Fields:
         """Return a token id, or None where the field is absent or null."""
         return None if self.values.get(name) is None else self.integer(name, minimum=0)
 
+    def padding_id(self) -> int | None:
+        """Return `pad_token_id`, or None where it is absent, null or negative, as older exports write "none"."""
+        value = self.values.get("pad_token_id")
+        if isinstance(value, int) and not isinstance(value, bool) and value < 0:
+            return None
+        return self.token_id("pad_token_id")
+
     def token_ids(self, name: str) -> tuple[int, ...]:
         """Return a field that is one token id or a list of them; empty where it is absent or null."""
         value = self.values.get(name)
@@ -124,7 +131,7 @@ def parse_model_config(fields: Fields, architecture: Architecture) -> ModelConfi
         rope_scaling=rope_scaling,
         bos_token_id=fields.token_id("bos_token_id"),
         eos_token_ids=fields.token_ids("eos_token_id"),
-        pad_token_id=fields.token_id("pad_token_id"),
+        pad_token_id=fields.padding_id(),
     )
 
 
@@ -147,13 +154,20 @@ def _refuse_unsupported(fields: Fields) -> None:
 
 
 def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
-    """Return theta and scaling from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`."""
-    nested = fields.values.get("rope_parameters") or {}
-    scaling = nested or fields.values.get("rope_scaling") or {}
-    if not isinstance(scaling, dict):
-        raise CheckpointError(f"{fields.path}: rope parameters are {scaling!r}, expected an object")
-    theta_source = Fields(fields.path, {**fields.values, **nested})
-    theta = theta_source.number("rope_theta", 10000.0)
+    """Return theta and scaling; `rope_scaling` hides `rope_parameters` (transformers 5), as in transformers."""
+    given = {name: fields.values.get(name) or {} for name in ("rope_scaling", "rope_parameters")}
+    for name, value in given.items():
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{fields.path}: {name} is {value!r}, expected an object")
+    sources = [source for source in (fields.values, *given.values()) if source.get("rope_theta") is not None]
+    thetas = sorted({Fields(fields.path, source).number("rope_theta") for source in sources})
+    if len(thetas) > 1:
+        raise CheckpointError(
+            f"{fields.path}: rope_theta is {thetas[0]!r} in one place and {thetas[1]!r} in another (top level, "
+            "rope_scaling, rope_parameters); keep the one the model was trained with"
+        )
+    theta = thetas[0] if thetas else 10000.0
+    scaling = given["rope_scaling"] or given["rope_parameters"]
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return theta, None

@@ -98,6 +98,10 @@ class TensorMapper:
             for name, shape in layer_shapes(config).items():
                 self.take(f"{prefix}layers.{layer}.{LAYER_NAMES[name]}", f"layers.{layer}.{name}", shape)
 
+    def alias(self, canonical: str, other: str) -> None:
+        """Give a tensor that is mapped already a second canonical name."""
+        self._mapped[other] = self._mapped[canonical]
+
     def mapped(self, canonical: str) -> LazyArray:
         """Return a tensor that is mapped already."""
         return self._mapped[canonical]

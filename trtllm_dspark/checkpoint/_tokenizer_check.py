@@ -7,6 +7,7 @@ from pathlib import Path
 import jinja2
 import tokenizers
 
+from trtllm_dspark.checkpoint.chat_template import compile_chat_template
 from trtllm_dspark.checkpoint.token_bytes import token_bytes_of
 from trtllm_dspark.checkpoint.types import Checkpoint
 from trtllm_dspark.errors import CheckpointError, EngineError
@@ -44,6 +45,6 @@ def check_tokenizer(path: Path, checkpoint: Checkpoint) -> None:
     if assets.chat_template is None:
         return
     try:
-        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(assets.chat_template)
+        compile_chat_template(assets.chat_template)
     except jinja2.TemplateError as error:
         raise CheckpointError(f"{path}: its chat template cannot be read ({error}); correct it") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from trtllm_dspark.errors import CheckpointError
 
 Array: TypeAlias = npt.NDArray[Any]
+_COMPARED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,35 @@ class LazyArray:
     """Name inside the checkpoint file, for messages."""
     shape: tuple[int, ...]
     load: Callable[[], Array]
+    load_rows: Callable[[int, int], Array] | None = None
+    """Reads rows `begin` to `end` alone; None where only the whole can be read."""
 
     def map(self, function: Callable[[Array], Array], shape: tuple[int, ...] | None = None) -> LazyArray:
         """Return the tensor whose values are `function` of this one's; `shape` is the new shape if it changes."""
         load = self.load
         return LazyArray(self.source_name, self.shape if shape is None else shape, lambda: function(load()))
+
+
+def equal_values(one: LazyArray, other: LazyArray) -> bool:
+    """Tell whether two tensors hold the same values; reads them piece by piece, up to the first difference."""
+    if one.shape != other.shape:
+        return False
+    if not one.shape:
+        return np.array_equal(one.load(), other.load())
+    step = max(1, _COMPARED_AT_ONCE // max(1, prod(one.shape[1:])))
+    first, second = _row_reader(one), _row_reader(other)
+    return all(
+        np.array_equal(first(begin, end), second(begin, end))
+        for begin in range(0, one.shape[0], step)
+        for end in (min(begin + step, one.shape[0]),)
+    )
+
+
+def _row_reader(entry: LazyArray) -> Callable[[int, int], Array]:
+    if entry.load_rows is not None:
+        return entry.load_rows
+    values = entry.load()
+    return lambda begin, end: values[begin:end]
 
 
 class LazyArrays(Mapping[str, Array]):

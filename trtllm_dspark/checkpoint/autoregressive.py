@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trtllm_dspark.checkpoint._drafter import check_fit, refuse_unknown_fields
+from trtllm_dspark.checkpoint._drafter import check_fit, refuse_tied_to_target, refuse_unknown_fields
 from trtllm_dspark.checkpoint._hf_config import Fields, parse_model_config
 from trtllm_dspark.checkpoint._mapping import LAYER_NAMES, TensorMapper, layer_shapes
 from trtllm_dspark.checkpoint.arrays import LazyArrays
@@ -106,6 +106,8 @@ def _config(fields: Fields, kind: DrafterKind, target: ModelConfig) -> DrafterCo
             f"{path}: an MTP-1 head has one layer in target_layer_ids and a block_size of 1, got {list(layers)} and "
             f"{gamma}"
         )
+    if backbone.tie_word_embeddings:
+        refuse_tied_to_target(path, target)
     num_target_layers = fields.integer("num_target_layers", target.num_layers)
     return _of(kind, replace(backbone, tie_word_embeddings=False), num_target_layers, gamma, layers, target.vocab_size)
 

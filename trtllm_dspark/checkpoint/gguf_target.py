@@ -138,6 +138,10 @@ def _refuse_unsupported(file: GgufFile, values: _Metadata, head_dim: int) -> Non
 
     if values.get("rope.scaling.type") not in (None, "none"):
         refuse(f"rope scaling {values.get('rope.scaling.type')!r} is not supported in GGUF files")
+    for name in ("rope.scaling.factor", "rope.scale_linear"):
+        # Without a type a factor means linear scaling; 0 and 1 scale nothing.
+        if values.get("rope.scaling.type") is None and values.get(name) not in (None, 0, 1):
+            refuse(f"linear rope scaling ({name} {values.get(name)!r}) is not supported in GGUF files")
     if "rope_freqs.weight" in file.tensors:
         refuse("tensor rope_freqs.weight (scaled rotary frequencies) is not supported in GGUF files")
     if values.get("rope.dimension_count") not in (None, head_dim):

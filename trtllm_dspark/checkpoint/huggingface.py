@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trtllm_dspark.checkpoint._hf_config import ARCHITECTURES, Fields, parse_model_config
 from trtllm_dspark.checkpoint._mapping import TensorMapper
+from trtllm_dspark.checkpoint.arrays import equal_values
 from trtllm_dspark.checkpoint.config import ModelConfig
 from trtllm_dspark.checkpoint.safetensors_io import read_directory, read_json, read_text
 from trtllm_dspark.checkpoint.types import Checkpoint, CheckpointFile, TokenizerAssets
 from trtllm_dspark.errors import CheckpointError
 
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Old exports store the rotary frequencies, which follow from the configuration.
 _DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
@@ -70,7 +70,7 @@ def _map_target(mapper: TensorMapper, config: ModelConfig, directory: Path) -> N
     copy = mapper.drop("lm_head.weight")
     if copy is not None:
         embed = mapper.mapped("embed.weight")
-        if copy.shape != embed.shape or not np.array_equal(copy.load(), embed.load()):
+        if not equal_values(copy, embed):
             raise CheckpointError(
                 f"{directory}: tie_word_embeddings is true but lm_head.weight differs from model.embed_tokens.weight; "
                 "set tie_word_embeddings to false in config.json if the head is its own"
@@ -79,7 +79,7 @@ def _map_target(mapper: TensorMapper, config: ModelConfig, directory: Path) -> N
 
 def _with_generation_ids(config: ModelConfig, generation: Fields) -> ModelConfig:
     """Let `generation_config.json` override the special ids, as the Hugging Face library does."""
-    bos, pad = generation.token_id("bos_token_id"), generation.token_id("pad_token_id")
+    bos, pad = generation.token_id("bos_token_id"), generation.padding_id()
     return replace(
         config,
         bos_token_id=config.bos_token_id if bos is None else bos,
@@ -97,20 +97,42 @@ def _tokenizer(directory: Path, config: ModelConfig, generation: dict[str, Any])
         "eos_token_id": list(config.eos_token_ids),
         "pad_token_id": config.pad_token_id,
     }
+    others = {name: value for name, value in generation.items() if name not in ids}
     known = {name: value for name, value in ids.items() if value is not None}
-    return TokenizerAssets(read_text(path), _chat_template(directory), {**generation, **known})
+    settings_path = directory / "tokenizer_config.json"
+    settings = read_json(settings_path) if settings_path.is_file() else {}
+    template = _chat_template(directory, settings)
+    return TokenizerAssets(read_text(path), template, {**others, **known}, _special_tokens(directory, settings))
 
 
-def _chat_template(directory: Path) -> str | None:
+def _special_tokens(directory: Path, settings: dict[str, Any]) -> dict[str, str | None]:
+    """Return the special tokens that the tokenizer's own files name, and None for those that they say it lacks."""
+    path, older = directory / "tokenizer_config.json", directory / "special_tokens_map.json"
+    named = {name: settings[name] for name in _SPECIAL_TOKENS if name in settings}
+    # Before tokenizer_config.json listed the added tokens, the map beside it had the last word.
+    if "added_tokens_decoder" not in settings and older.is_file():
+        named |= {name: value for name, value in read_json(older).items() if name in _SPECIAL_TOKENS}
+        path = older
+    found: dict[str, str | None] = {}
+    for name, value in named.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if value is not None and not isinstance(text, str):
+            raise CheckpointError(f"{path}: {name} is {value!r}, expected a token's text")
+        found[name] = text
+    return found
+
+
+def _chat_template(directory: Path, settings: dict[str, Any]) -> str | None:
     """Return the template from `chat_template.jinja` or `tokenizer_config.json`; of several, the default one."""
     path = directory / "chat_template.jinja"
     if path.is_file():
         return read_text(path)
-    settings = directory / "tokenizer_config.json"
-    template = read_json(settings).get("chat_template") if settings.is_file() else None
+    template = settings.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
     if template is not None and not isinstance(template, str):
-        raise CheckpointError(f"{settings}: chat_template must be text or a list with an entry named default")
+        raise CheckpointError(
+            f"{directory / 'tokenizer_config.json'}: chat_template must be text or a list with an entry named default"
+        )
     return template

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from trtllm_dspark.checkpoint.arrays import Array, LazyArray
+from trtllm_dspark.checkpoint.file_stamp import FileStamp
 from trtllm_dspark.errors import CheckpointError
 
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -25,30 +26,60 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
 }
 _MAX_HEADER_BYTES = 100 << 20
+_WIDENED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """One tensor of a safetensors file; `read` returns the stored values, floats widened to float32."""
 
-    path: Path
+    stamp: FileStamp
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
 
+    @property
+    def path(self) -> Path:
+        """The file it is in."""
+        return self.stamp.path
+
     def read(self) -> Array:
-        """Read the values: float32 for F32, F16 and BF16, otherwise the stored type."""
+        """Read the values: float32 for F32, F16 and BF16, otherwise the stored type.
+
+        Raises:
+            CheckpointError: the file is not the one whose header was read.
+        """
+        return self._elements(0, self.num_bytes // _DTYPES[self.dtype].itemsize).reshape(self.shape)
+
+    def read_rows(self, begin: int, end: int) -> Array:
+        """Read rows `begin` to `end` of the first dimension, as `read` does all of them."""
+        width = prod(self.shape[1:])
+        return self._elements(begin * width, end * width).reshape(end - begin, *self.shape[1:])
+
+    def _elements(self, begin: int, end: int) -> Array:
         stored = _DTYPES[self.dtype]
-        raw = np.fromfile(self.path, stored, self.num_bytes // stored.itemsize, offset=self.offset)
-        if raw.nbytes != self.num_bytes:
+        with self.stamp.open() as stream:
+            stream.seek(self.offset + begin * stored.itemsize)
+            if self.dtype not in ("F16", "BF16"):
+                return self._next(stream, end - begin)
+            # Widened in pieces: a table of narrow numbers is never in memory beside its float32 values.
+            values = np.empty(end - begin, np.float32)
+            for at in range(0, values.size, _WIDENED_AT_ONCE):
+                piece = values[at : at + _WIDENED_AT_ONCE]
+                raw = self._next(stream, piece.size)
+                if self.dtype == "BF16":
+                    np.left_shift(raw, 16, out=piece.view(np.uint32), dtype=np.uint32)
+                else:
+                    piece[:] = raw
+        return values
+
+    def _next(self, stream: BinaryIO, count: int) -> Array:
+        raw = np.fromfile(stream, _DTYPES[self.dtype], count)
+        if raw.size != count:
             raise CheckpointError(f"{self.path} became shorter while it was read: tensor {self.name} is incomplete")
-        if self.dtype == "BF16":
-            raw = (raw.astype(np.uint32) << 16).view(np.float32)
-        elif self.dtype in ("F16", "F32"):
-            raw = raw.astype(np.float32, copy=False)
-        return raw.reshape(self.shape)
+        return raw
 
     def lazy(self) -> LazyArray:
         """Return the tensor as a lazily read float32 array.
@@ -61,7 +92,7 @@ class StoredTensor:
                 f"tensor {self.name} in {self.path} has dtype {self.dtype}, expected F32, F16 or BF16; "
                 "quantised checkpoints are not read, pass the original one"
             )
-        return LazyArray(self.name, self.shape, self.read)
+        return LazyArray(self.name, self.shape, self.read, self.read_rows if self.shape else None)
 
 
 def read_directory(directory: Path) -> tuple[dict[str, StoredTensor], tuple[Path, ...]]:
@@ -105,11 +136,11 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
     Raises:
         CheckpointError: the file is damaged, or a tensor has a type that is not supported.
     """
-    size = path.stat().st_size
     with path.open("rb") as stream:
+        stamp = FileStamp.of(path, stream.fileno())
         prefix = stream.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+        if not 2 <= length <= min(stamp.size - 8, _MAX_HEADER_BYTES):
             raise CheckpointError(f"{path} is damaged: it has no safetensors header; get it again")
         try:
             header = json.loads(stream.read(length))
@@ -118,7 +149,7 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
     if not isinstance(header, dict):
         raise CheckpointError(f"{path} is damaged: its safetensors header is not an object; get it again")
     start = 8 + length
-    return {name: _stored(path, name, entry, start, size) for name, entry in header.items() if name != "__metadata__"}
+    return {name: _stored(stamp, name, entry, start) for name, entry in header.items() if name != "__metadata__"}
 
 
 def write_file(path: Path, tensors: Mapping[str, Array], *, bfloat16: frozenset[str] = frozenset()) -> None:
@@ -150,7 +181,8 @@ def write_file(path: Path, tensors: Mapping[str, Array], *, bfloat16: frozenset[
             stream.write(np.ascontiguousarray(tensors[name]).data)
 
 
-def _stored(path: Path, name: str, entry: Any, start: int, size: int) -> StoredTensor:
+def _stored(stamp: FileStamp, name: str, entry: Any, start: int) -> StoredTensor:
+    path = stamp.path
     try:
         dtype, shape = str(entry["dtype"]), tuple(int(dim) for dim in entry["shape"])
         begin, end = (int(offset) for offset in entry["data_offsets"])
@@ -164,9 +196,9 @@ def _stored(path: Path, name: str, entry: Any, start: int, size: int) -> StoredT
     num_bytes = prod(shape) * _DTYPES[dtype].itemsize
     if begin < 0 or end - begin != num_bytes or min(shape, default=0) < 0:
         raise CheckpointError(f"{path} is damaged: tensor {name} has {end - begin} bytes, its shape needs {num_bytes}")
-    if start + end > size:
+    if start + end > stamp.size:
         raise CheckpointError(f"{path} is cut short: tensor {name} runs past its end; get the file again")
-    return StoredTensor(path, name, dtype, shape, start + begin, num_bytes)
+    return StoredTensor(stamp, name, dtype, shape, start + begin, num_bytes)
 
 
 def read_text(path: Path) -> str:

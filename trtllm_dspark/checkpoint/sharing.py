@@ -7,23 +7,31 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from trtllm_dspark.checkpoint.arrays import Array, LazyArray, LazyArrays
+from trtllm_dspark.checkpoint.arrays import Array, LazyArray, LazyArrays, equal_values
 from trtllm_dspark.checkpoint.types import Checkpoint, DrafterCheckpoint
 
 
 def share_equal_tensors(drafter: DrafterCheckpoint, target: Checkpoint) -> DrafterCheckpoint:
     """Return the drafter without an embedding or output head that equals the target's, value for value.
 
-    DeepSpec stores frozen copies of both with every drafter; an engine needs them once. Reads one pair at a time.
+    DeepSpec stores frozen copies of both with every drafter; an engine needs them once. Reads a pair in pieces.
     """
     head = "embed.weight" if target.config.tie_word_embeddings else "lm_head.weight"
     copies = []
     for name, original in (("embed.weight", "embed.weight"), ("lm_head.weight", head)):
-        if name not in drafter.arrays or drafter.arrays.shape(name) != target.arrays.shape(original):
-            continue
-        if np.array_equal(drafter.arrays[name], target.arrays[original]):
+        if name in drafter.arrays and equal_values(drafter.arrays.entry(name), target.arrays.entry(original)):
             copies.append(name)
     return replace(drafter, arrays=drafter.arrays.without(*copies))
+
+
+def tie_equal_head(target: Checkpoint) -> Checkpoint:
+    """Return a target whose head is a copy of its embedding as one with tied embeddings: an engine needs them once."""
+    arrays = target.arrays
+    tied = target.config.tie_word_embeddings
+    if tied or not equal_values(arrays.entry("embed.weight"), arrays.entry("lm_head.weight")):
+        return target
+    config = replace(target.config, tie_word_embeddings=True)
+    return replace(target, config=config, arrays=arrays.without("lm_head.weight"))
 
 
 def spread_draft_vocab(drafter: DrafterCheckpoint) -> tuple[DrafterCheckpoint, npt.NDArray[np.int64] | None]:

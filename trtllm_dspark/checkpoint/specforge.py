@@ -71,6 +71,8 @@ def load_specforge(
         if not isinstance(nested, dict):
             raise CheckpointError(f"{path}: {nested_name} is {nested!r}, expected an object")
         _merge(path, flat, nested_name, nested)
+    for name, allowed in _FIXED.items():
+        Fields(path, flat).refuse_unless(name, allowed, "this form of drafter is")
     alpha = flat.get("confidence_head_alpha")
     flat.setdefault("markov_rank", 0)
     flat.setdefault("markov_head_type", "vanilla")
@@ -82,9 +84,6 @@ def load_specforge(
 
 def _merge(path: Path, flat: dict[str, Any], nested_name: str, nested: Mapping[str, Any]) -> None:
     """Lift the nested fields to the top level; the same field with two values is refused."""
-    fields = Fields(path, nested)
-    for name, allowed in _FIXED.items():
-        fields.refuse_unless(name, allowed, "this form of drafter is")
     for name, value in nested.items():
         known = name in _SHARED or name in _FIXED or name in _NEUTRAL or name == "use_confidence_head"
         if not known and value not in (None, [], {}):

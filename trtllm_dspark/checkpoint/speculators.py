@@ -33,8 +33,9 @@ _OUTER_DEFAULTS: dict[str, Any] = {
     "confidence_head_with_markov": True,
 }
 _OUTER = (*_OUTER_DEFAULTS, "target_hidden_size", "mask_token_id", "sample_from_anchor", "quantization_config")
+_TIED = "tie_word_embeddings"
 # How it was trained, for whom, and how to treat windows that this package refuses anyway.
-_NEUTRAL = ("speculators_config", "speculators_version", "sliding_window_non_causal", "tie_word_embeddings")
+_NEUTRAL = ("speculators_config", "speculators_version", "sliding_window_non_causal")
 _TRAINING_TENSORS = ("verifier_norm.weight", "verifier_lm_head.weight")
 
 
@@ -70,7 +71,7 @@ def load_speculators(
     unknown = {
         name: value
         for name, value in values.items()
-        if name not in (*_OUTER, *_NEUTRAL, "speculators_model_type", "transformer_layer_config")
+        if name not in (*_OUTER, *_NEUTRAL, _TIED, "speculators_model_type", "transformer_layer_config")
     }
     layers = Fields(path, values).layer_ids("aux_hidden_state_layer_ids")
     unknown.pop("aux_hidden_state_layer_ids")
@@ -86,6 +87,8 @@ def load_speculators(
         **unknown,
         **outer,
         "target_layer_ids": [layer - 1 for layer in layers],
+        # Either of the two configurations may say so.
+        **({_TIED: values[_TIED]} if values.get(_TIED) else {}),
     }
     ignore = _TRAINING_TENSORS
     return build_drafter(directory, Fields(path, flat), target, "speculators", ignore=ignore, with_weights=with_weights)

@@ -10,29 +10,41 @@ from typing import Any
 
 from trtllm_dspark.checkpoint.arrays import LazyArrays
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
+from trtllm_dspark.checkpoint.file_stamp import FileStamp
 
 
 @dataclass(frozen=True)
 class CheckpointFile:
-    """One file a checkpoint was read from."""
+    """One file a checkpoint was read from.
+
+    Make it once the file's header was read: what is told of it later is of the file found now, or an error.
+    """
 
     path: Path
+    stamp: FileStamp = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stamp", FileStamp.of(self.path))
 
     @property
     def name(self) -> str:
         """File name without its directory."""
         return self.path.name
 
-    @cached_property
+    @property
     def size(self) -> int:
         """Size in bytes."""
-        return self.path.stat().st_size
+        return self.stamp.size
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the contents in hexadecimal; read in pieces, on first use."""
+        """SHA-256 of the contents in hexadecimal; read in pieces, on first use.
+
+        Raises:
+            CheckpointError: the file was replaced or changed since.
+        """
         digest = hashlib.sha256()
-        with self.path.open("rb") as stream:
+        with self.stamp.open() as stream:
             while piece := stream.read(1 << 20):
                 digest.update(piece)
         return digest.hexdigest()
@@ -48,6 +60,8 @@ class TokenizerAssets:
     """Jinja source of the chat template; None when the model has none."""
     generation_config: dict[str, Any] = field(default_factory=dict)
     """At least `bos_token_id`, `eos_token_id` (a list) and `pad_token_id` where the model defines them."""
+    special_tokens: dict[str, str | None] = field(default_factory=dict)
+    """`bos_token`, `eos_token`... as the chat template sees them; None: the model has none. Absent: as the ids say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trtllm_dspark.cli._generation import make_requests
+from trtllm_dspark.cli._generation import make_measured_requests
 from trtllm_dspark.cli._prompts import Prompt
 from trtllm_dspark.engine import load_engine
 from trtllm_dspark.engine.base import Engine, FloatArray
@@ -69,7 +69,7 @@ def record_acceptance(args: argparse.Namespace, prompts: Sequence[Prompt], path:
 def _whole_blocks(engine: Engine, tokenizer: Tokenizer, prompts: list[Prompt], args: argparse.Namespace) -> Blocks:
     recorder = ConfidenceRecorder(engine.limits.max_draft_len)
     session = Session(engine, tokenizer, speculation="fixed", acceptance=args.acceptance, recorder=recorder)
-    for _ in _outputs(session, make_requests(prompts, args, session)):
+    for _ in _outputs(session, make_measured_requests(prompts, args, session)):
         pass
     observed = recorder.observations()
     confidence = (0.5 * (1 + np.tanh(0.5 * observed.logits))).astype(np.float32)
@@ -99,7 +99,7 @@ def _every_token(engine: Engine, tokenizer: Tokenizer, prompts: list[Prompt], ar
     confidences: list[FloatArray] = []
     accepted: list[int] = []
     starts: list[int] = []
-    for request in make_requests(prompts, args, session):
+    for request in make_measured_requests(prompts, args, session):
         # Of the last drafts the text must be known too.
         room = engine.limits.max_seq_len - len(request.prompt_token_ids)
         tokens = min(room, request.params.max_tokens + gamma)

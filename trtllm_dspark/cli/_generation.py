@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from trtllm_dspark.cli._prompts import Prompt, encode_prompt
 from trtllm_dspark.errors import ConfigError, RequestError
@@ -91,6 +94,38 @@ def make_requests(prompts: Sequence[Prompt], args: argparse.Namespace, session: 
             raise RequestError(f"{where}{error}", code=error.code) from error
         requests.append(request)
     return requests
+
+
+def make_measured_requests(
+    prompts: Sequence[Prompt], args: argparse.Namespace, session: Session, *, file: int = 0
+) -> list[Request]:
+    """Do as `make_requests`, with a seed of its own for every line where --seed is given.
+
+    Draws depend on the seed and the position alone: with one seed for all, every prompt of a measurement would meet the
+    same luck, and so would the prompts that judge it.
+
+    Args:
+        prompts: lines of one file.
+        args: the flags; a seed that a line sets stays.
+        session: of the engine.
+        file: number of the file among those of the command.
+
+    Raises:
+        RequestError: as `make_requests`.
+    """
+    requests = make_requests(prompts, args, session)
+    if args.seed is None:
+        return requests
+    return [
+        request
+        if "seed" in prompt.sampling
+        else replace(request, params=replace(request.params, seed=_mixed(args.seed, file, prompt.index)))
+        for prompt, request in zip(prompts, requests, strict=True)
+    ]
+
+
+def _mixed(seed: int, file: int, line: int) -> int:
+    return int(np.random.SeedSequence([seed, file, line]).generate_state(1, np.uint64)[0])
 
 
 def check_sampling(args: argparse.Namespace) -> None:

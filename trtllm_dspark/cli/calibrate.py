@@ -12,7 +12,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from trtllm_dspark.cli._generation import add_engine_arguments, add_sampling_arguments, check_sampling, make_requests
+from trtllm_dspark.cli._generation import (
+    add_engine_arguments,
+    add_sampling_arguments,
+    check_sampling,
+    make_measured_requests,
+)
 from trtllm_dspark.cli._prompts import read_prompts
 from trtllm_dspark.cli._reliability_plot import check_plot, write_plot
 from trtllm_dspark.cli._tables import print_table
@@ -65,11 +70,12 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
         _check_engine(engine, args)
-        observed = _observe(engine, directory, args.prompts_file, args)
+        observed = _observe(engine, directory, args.prompts_file, args, first=0)
         fitted = fit_calibration(observed)
         judged = observed
         if args.eval_prompts_file is not None:
-            judged = _observe(engine, directory, [args.eval_prompts_file], args)
+            first = len(args.prompts_file)
+            judged = _observe(engine, directory, [args.eval_prompts_file], args, first=first)
             if not len(judged):
                 raise UsageError(
                     f"--eval_prompts_file {args.eval_prompts_file} gives no whole block; raise --max_tokens"
@@ -110,14 +116,22 @@ def _check_engine(engine: Engine, args: argparse.Namespace) -> None:
 
 
 def _observe(
-    engine: Engine, directory: EngineDirectory, paths: Sequence[Path], args: argparse.Namespace
+    engine: Engine, directory: EngineDirectory, paths: Sequence[Path], args: argparse.Namespace, *, first: int
 ) -> Observations:
-    """Generate from the prompts of the files and return every block that was verified in full."""
+    """Generate from the prompts of the files and return every block that was verified in full.
+
+    Args:
+        engine: what generates.
+        directory: of the engine.
+        paths: of the prompts.
+        args: the flags.
+        first: number of the first file among those of the command; no two share random draws.
+    """
     recorder = ConfidenceRecorder(engine.limits.max_draft_len)
     session = Session(
         engine, Tokenizer.open(directory), speculation="fixed", acceptance=args.acceptance, recorder=recorder
     )
-    requests = [request for index, path in enumerate(paths) for request in _requests(path, index, args, session)]
+    requests = [request for index, path in enumerate(paths, first) for request in _requests(path, index, args, session)]
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("generating", total=len(requests))
@@ -135,7 +149,7 @@ def _requests(path: Path, index: int, args: argparse.Namespace, session: Session
     requests = []
     for prompt in prompts:
         try:
-            requests += make_requests([prompt], args, session)
+            requests += make_measured_requests([prompt], args, session, file=index)
         except RequestError as error:
             if error.code != "prompt_too_long":
                 raise RequestError(f"{path} line {prompt.index + 1}: {error}", code=error.code) from error

@@ -7,7 +7,6 @@ import json
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from trtllm_dspark.cli._drafter import add_drafter_arguments, make_drafter
-from trtllm_dspark.cli._generation import add_engine_arguments, add_sampling_arguments, check_sampling, make_requests
+from trtllm_dspark.cli._generation import (
+    add_engine_arguments,
+    add_sampling_arguments,
+    check_sampling,
+    make_measured_requests,
+)
 from trtllm_dspark.cli._prompts import Prompt, read_prompts
 from trtllm_dspark.engine import Engine, load_engine
 from trtllm_dspark.engine_dir import EngineDirectory, open_engine_dir
@@ -154,14 +158,7 @@ def _evaluate(
 
 def _requests(prompts: Sequence[Prompt], args: argparse.Namespace, session: Session, temperature: float) -> list[Any]:
     settings = argparse.Namespace(**vars(args) | {"temperature": temperature})
-    # A seed a prompt: with one for all, prompts of equal length would draw the same numbers.
-    requests = make_requests(prompts, settings, session)
-    if args.seed is None:
-        return requests
-    return [
-        replace(request, params=replace(request.params, seed=args.seed + index))
-        for index, request in enumerate(requests)
-    ]
+    return make_measured_requests(prompts, settings, session)
 
 
 def _report(args: argparse.Namespace, directory: EngineDirectory, results: Sequence[DomainResult]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import logging
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +14,7 @@ from trtllm_dspark.cli._tables import print_table
 from trtllm_dspark.engine import Engine, load_engine
 from trtllm_dspark.engine.device import device_name
 from trtllm_dspark.engine_dir import EngineDirectory, open_engine_dir
+from trtllm_dspark.errors import UsageError
 from trtllm_dspark.load.nvml_reader import NvmlReader
 from trtllm_dspark.runtime.proposers import own_proposer
 from trtllm_dspark.runtime.stats import SessionStats
@@ -22,6 +23,8 @@ from trtllm_dspark.speculation import CostTable, measure_cost_table
 from trtllm_dspark.speculation.cost_table import check_cost_table, make_monotone
 from trtllm_dspark.speculation.cost_table_file import StoredCostTable, write_cost_table
 from trtllm_dspark.speculation.measure import device_timer
+
+logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kernel_library", type=Path, metavar="F.so", help="TensorRT engines: times whole rounds on the GPU, as served"
+    )
+    parser.add_argument(
+        "--load_device",
+        metavar="GPU",
+        help="TensorRT engines: NVML index or UUID of the GPU they run on, 0 when left out; its clock is kept",
     )
     parser.add_argument("--quick", action="store_true", help="one context depth and fewer lengths")
     parser.add_argument(
@@ -45,7 +53,11 @@ def run(args: argparse.Namespace) -> int:
         check_plot(args.plot)
     directory = open_engine_dir(args.engine_dir)
     stored = measure_and_store(
-        directory, num_threads=args.num_threads, quick=args.quick, kernel_library=args.kernel_library
+        directory,
+        num_threads=args.num_threads,
+        quick=args.quick,
+        kernel_library=args.kernel_library,
+        load_device=args.load_device,
     )
     rows = [("cost table", str(directory.path / "cost_table.json"))]
     clock = "" if stored.sm_clock_mhz is None else f", SM clock {stored.sm_clock_mhz} MHz"
@@ -58,33 +70,61 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure_and_store(
-    directory: EngineDirectory, *, num_threads: int, quick: bool, kernel_library: Path | None = None
+    directory: EngineDirectory,
+    *,
+    num_threads: int,
+    quick: bool,
+    kernel_library: Path | None = None,
+    load_device: str | None = None,
 ) -> StoredCostTable:
     """Measure an engine of its own and write `cost_table.json`.
 
     Raises:
         ConfigError: the times are flat or inverted; nothing is written.
+        UsageError: a GPU is named for an engine that runs on none.
         DeviceError: the file cannot be written.
     """
     manifest = directory.manifest
+    reader = None
+    if manifest.backend != "onnxruntime":
+        device = load_device or "0"
+        reader = NvmlReader(int(device) if device.isdecimal() else device)
+    elif load_device is not None:
+        raise UsageError("--load_device names a GPU, and this engine runs on a CPU; leave it out")
     engine = load_engine(directory.path, num_threads=num_threads, verify_hashes=False, kernel_library=kernel_library)
     try:
+        if reader is not None:
+            reader.read()  # opens the library: behind the passes that would take until the GPU is idle
         table = _measure(engine, quick=quick)
         device_rounds = device_timer(engine) is not None
-        # Right behind the passes: an idle GPU lowers its clock within moments.
-        clock = None if manifest.backend == "onnxruntime" else _sm_clock()
+        clock = None if reader is None else _sm_clock(reader)
     finally:
         engine.close()
+        if reader is not None:
+            reader.close()
     check_cost_table(table)
-    device = device_name(manifest.backend, manifest.gpu_architectures)
-    stored = StoredCostTable(make_monotone(table), device, num_threads, sm_clock_mhz=clock, device_rounds=device_rounds)
+    name = device_name(manifest.backend, manifest.gpu_architectures)
+    stored = StoredCostTable(make_monotone(table), name, num_threads, sm_clock_mhz=clock, device_rounds=device_rounds)
     write_cost_table(directory, stored)
     return stored
 
 
-def _sm_clock() -> int | None:
-    with contextlib.closing(NvmlReader()) as reader:
-        return reader.read().sm_clock_mhz
+def _sm_clock(reader: NvmlReader) -> int | None:
+    """Return the clock right behind the passes; None where the GPU was idle by then, or does not tell whether it was.
+
+    A server judges clocks against this one; that of an idle GPU would hide every throttling.
+    """
+    sample = reader.read()
+    if sample.failure is not None:
+        reason = sample.message
+    elif sample.sm_clock_mhz is None:
+        reason = "the driver does not tell it"
+    elif sample.idle or (sample.throttle_reasons is None and not sample.sm_utilization):
+        reason = "the GPU was idle, or is another one than --load_device names"
+    else:
+        return sample.sm_clock_mhz
+    logger.warning("the table keeps no SM clock (%s); servers will judge clocks by the GPU's maximum", reason)
+    return None
 
 
 def _measure(engine: Engine, *, quick: bool) -> CostTable:

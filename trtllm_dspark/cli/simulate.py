@@ -38,7 +38,7 @@ _LIMITS = {
     "max_seq_len": "tokens of a request at most, prompt and output; estimates: 4,096 when left out",
     "max_num_tokens": "tokens of a round at most; estimates: 2,048 when left out, or whole blocks of all requests",
     "max_draft_len": "gamma, draft tokens of a block; estimates: the model's own when left out",
-    "max_queue_size": "requests that may wait, further ones are refused; 100,000 when left out",
+    "max_queue_size": "requests that may wait, further ones are refused; what a file says when left out, else 100,000",
 }
 
 
@@ -80,7 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits, where they differ from the table's")
     for name, meaning in _LIMITS.items():
         limits.add_argument(f"--{name}", type=int, metavar="N", help=meaning)
-    limits.add_argument("--host_us", type=float, metavar="X", help="microseconds a round takes beside the passes")
+    limits.add_argument(
+        "--host_us",
+        type=float,
+        metavar="X",
+        help="microseconds a round takes beside the passes; what a file says when left out, else 0",
+    )
     cluster = parser.add_argument_group("cluster")
     cluster.add_argument("--replicas", type=int, default=1, metavar="N", help="servers behind the router")
     cluster.add_argument("--router", default="round_robin", choices=ROUTERS, help="who gets the next request")
@@ -130,6 +135,8 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     for name in (*_LIMITS, "requests"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name} must be at least 1, got {getattr(args, name)}")
+    if args.seed < 0:
+        raise UsageError(f"--seed must be at least 0, got {args.seed}")
     if args.host_us is not None and not 0 <= args.host_us < float("inf"):
         raise UsageError(f"--host_us must be at least 0, got {args.host_us}")
     if args.autoscale is not None:

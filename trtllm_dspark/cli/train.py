@@ -219,6 +219,7 @@ def run(args: argparse.Namespace) -> int:
     with _stop_on_signals() as stop:
         preparation = Preparation(config)
         responses = _read(args.responses_file, preparation)
+        validation = [] if args.responses_only else _validation(args, preparation)
         answering = bool(turns or args.num_self_made)
         if answering:
             responses += _generate(args, preparation, turns, generation, stop)
@@ -234,7 +235,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         run = Run(preparation, responses, traffic=args.from_traffic)
         try:
-            return _train(args, run, preparation, stop)
+            return _train(run, validation, stop)
         finally:
             run.close()
 
@@ -256,8 +257,17 @@ def _read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def _train(args: argparse.Namespace, run: Run, preparation: Preparation, stop: Stop) -> int:
-    validation = [] if args.validation_file is None else _read([args.validation_file], preparation)
+def _validation(args: argparse.Namespace, preparation: Preparation) -> list[Response]:
+    """Read --validation_file, before anything takes long."""
+    from trtllm_dspark.train.responses import fitting
+
+    if args.validation_file is None:
+        return []
+    found = _read([args.validation_file], preparation)
+    return fitting(found, args.max_seq_len, f"sequences of --validation_file {args.validation_file}")
+
+
+def _train(run: Run, validation: Sequence[Response], stop: Stop) -> int:
     before = run.validate(validation)
     run.restart_clock()
     with _bar() as bar:
@@ -266,10 +276,15 @@ def _train(args: argparse.Namespace, run: Run, preparation: Preparation, stop: S
     after = run.validate(validation)
     rows = [("drafter", str(directory)), ("steps", str(run.trainer.steps_done))]
     for domain in after:
-        lengths = [emitted / max(rounds, 1) for emitted, rounds in (before[domain], after[domain])]
-        rows.append((f"accepted length {domain}", f"{lengths[0]:.2f} before, {lengths[1]:.2f} after"))
+        rows.append((f"accepted length {domain}", _lengths(before[domain], after[domain])))
     print_table(rows)
     return 0
+
+
+def _lengths(*walks: tuple[int, int]) -> str:
+    if not all(rounds for _, rounds in walks):
+        return "none: no sequence holds a whole block"
+    return "{:.2f} before, {:.2f} after".format(*(emitted / rounds for emitted, rounds in walks))
 
 
 def _generate(

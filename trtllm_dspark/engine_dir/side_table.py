@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from trtllm_dspark.engine_dir._codec import Fields
 from trtllm_dspark.engine_dir.directory import EngineDirectory
+from trtllm_dspark.engine_dir.manifest import MANIFEST_NAME
 from trtllm_dspark.engine_dir.versions import check_schema
 from trtllm_dspark.errors import DeviceError, EngineError, EngineMismatch
 
@@ -23,17 +25,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     Raises:
         DeviceError: the directory cannot be written or the disk is full.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DeviceError(f"{path} cannot be written ({error.strerror}); check the directory and its disk") from error
+    with _opened(path) as folder:
+        _replace(folder, path.name, content)
 
 
 def write_side_table(
@@ -50,11 +43,57 @@ def write_side_table(
 
     Raises:
         DeviceError: the directory cannot be written or the disk is full.
+        EngineMismatch: another engine has taken the directory's place since it was opened.
     """
     path = directory.path / name
     head = {"schema": schema, "schema_version": version, "engine_hash": directory.manifest.engine_hash}
-    write_json(path, {**head, **content})
+    with _opened(path) as folder:
+        # Through the one descriptor: a build that publishes between the check and the write does not get the table.
+        if _engine_hash(folder) != directory.manifest.engine_hash:
+            raise EngineMismatch(
+                f"{path} was not written: another engine was built at {directory.path} meanwhile; run the command again"
+            )
+        _replace(folder, name, {**head, **content})
     return path
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Open the directory of `path`; what the system refuses while it is open becomes a sentence about `path`."""
+    try:
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise DeviceError(f"{path} cannot be written ({error.strerror}); check the directory and its disk") from error
+
+
+def _replace(folder: int, name: str, content: Mapping[str, Any]) -> None:
+    temporary = f".{name}.{os.getpid()}"
+    try:
+        written = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666, dir_fd=folder)
+        with open(written, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=2, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+def _engine_hash(folder: int) -> object:
+    """Return the hash in the manifest that lies in an open directory now, None where there is none."""
+    try:
+        with open(os.open(MANIFEST_NAME, os.O_RDONLY, dir_fd=folder), encoding="utf-8") as file:
+            manifest = json.load(file)
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    return manifest.get("engine_hash") if isinstance(manifest, dict) else None
 
 
 def read_side_table(directory: EngineDirectory, name: str, *, schema: str, version: int, remedy: str) -> Fields | None:

@@ -9,17 +9,21 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import logging
 import os
 import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from trtllm_dspark.engine_dir.directory import open_engine_dir
 from trtllm_dspark.engine_dir.manifest import MANIFEST_NAME, SCHEMA
 from trtllm_dspark.errors import DeviceError, EngineError, UsageError
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+logger = logging.getLogger(__name__)
 
 
 class StagedDirectory:
@@ -50,15 +54,15 @@ class StagedDirectory:
         _fsync(self._destination.parent)
 
     def _discard(self) -> None:
-        """Remove what stands under the staging name if it is ours, and give the locks back."""
+        """Remove what stands under the staging name if it is ours, and give the locks back; again does nothing."""
         try:
             found = os.stat(self.path)
             if any(os.path.samestat(found, os.fstat(lock)) for lock in self._locks):
-                shutil.rmtree(self.path, ignore_errors=True)
+                _remove(self.path)
         except FileNotFoundError:
             pass
-        for lock in self._locks:
-            os.close(lock)
+        while self._locks:
+            os.close(self._locks.pop())
 
 
 @contextmanager
@@ -79,6 +83,13 @@ def stage_directory(destination: Path, *, overwrite: bool) -> Iterator[StagedDir
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         staged = StagedDirectory(path, destination, _lock_staging(path, destination), overwrite=overwrite)
+        try:
+            _recover(destination)
+            # What came back may not be replaced unasked.
+            check_destination(destination, overwrite=overwrite)
+        except BaseException:
+            staged._discard()
+            raise
     except OSError as error:
         raise UsageError(
             f"cannot write beside --output_dir {destination} ({error.strerror}); choose another"
@@ -91,7 +102,9 @@ def stage_directory(destination: Path, *, overwrite: bool) -> Iterator[StagedDir
         action = (
             "free space or choose another --output_dir" if full else "check the disk or choose another --output_dir"
         )
-        raise DeviceError(f"writing {destination} failed ({error}); {action}, nothing was left behind") from error
+        staged._discard()
+        left = f"remove {path} by hand" if path.exists() else "nothing was left behind"
+        raise DeviceError(f"writing {destination} failed ({error}); {action}, {left}") from error
     finally:
         staged._discard()
 
@@ -100,12 +113,15 @@ def check_destination(destination: Path, *, overwrite: bool) -> None:
     """Refuse a destination whose content would be lost.
 
     Raises:
-        UsageError: a file, a directory that is no engine, or an engine without `overwrite`.
+        UsageError: a file, a mount point, a directory that is no engine, or an engine without `overwrite`.
     """
     if not os.path.lexists(destination):
         return
     if destination.is_symlink() or not destination.is_dir():
         raise UsageError(f"--output_dir {destination} exists and is not a directory; choose another")
+    if os.path.ismount(destination):
+        # A rename puts the engine in place, which no system does over a mount point.
+        raise UsageError(f"--output_dir {destination} is a mount point; choose a directory in it, {destination}/engine")
     try:
         empty = not any(destination.iterdir())
     except OSError as error:
@@ -160,11 +176,65 @@ def _lock_directory(directory: Path, destination: Path) -> int:
 
 
 def _empty(directory: Path) -> None:
+    _make_writable(directory)
     for entry in directory.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
             entry.unlink()
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory, one with write protection too; what stays is logged."""
+    _make_writable(directory)
+    try:
+        shutil.rmtree(directory)
+    except OSError as error:
+        # It may have gone another way.
+        if directory.exists():
+            logger.warning("%s could not be removed (%s); remove it by hand", directory, error)
+
+
+def _make_writable(directory: Path) -> None:
+    """Allow entries of a directory and of those in it to be removed, as far as they are ours."""
+    folders = [str(directory)]
+    while folders:
+        folder = folders.pop()
+        with suppress(OSError):
+            mode = os.stat(folder).st_mode
+            if mode & stat.S_IRWXU != stat.S_IRWXU:
+                os.chmod(folder, stat.S_IMODE(mode) | stat.S_IRWXU)
+            with os.scandir(folder) as entries:
+                folders += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+def _aside(destination: Path) -> Path:
+    return destination.with_name(f".{destination.name}.replaced")
+
+
+def _recover(destination: Path) -> None:
+    """Finish a replacement in two steps that a killed build left half done; the caller holds the staging lock."""
+    aside = _aside(destination)
+    try:
+        lock = _lock_directory(aside, destination)
+    except FileNotFoundError:
+        return
+    try:
+        if not os.path.lexists(destination) and _is_whole(aside):
+            os.rename(aside, destination)
+            logger.warning("%s was brought back: a build was killed while it replaced it", destination)
+        else:
+            _remove(aside)
+    finally:
+        os.close(lock)
+
+
+def _is_whole(engine: Path) -> bool:
+    try:
+        open_engine_dir(engine, verify_hashes=False)
+    except EngineError:
+        return False
+    return True
 
 
 def _fsync(path: Path) -> None:
@@ -185,11 +255,11 @@ def _exchange(one: Path, other: Path) -> None:
         code = ctypes.get_errno()
         if code not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
             raise OSError(code, os.strerror(code), str(other))
-    aside = other.with_name(f".{other.name}.replaced")
+    aside = _aside(other)
     os.rename(other, aside)
     try:
         os.rename(one, other)
     except OSError:
         os.rename(aside, other)
         raise
-    shutil.rmtree(aside, ignore_errors=True)
+    _remove(aside)

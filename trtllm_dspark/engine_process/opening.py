@@ -18,7 +18,8 @@ from trtllm_dspark.speculation.config import SpeculationConfig
 from trtllm_dspark.speculation.cost_table_file import read_cost_table
 from trtllm_dspark.traffic.recorder import TrafficRecorder
 
-_TEXT_FILES = ("tokenizer.json", "chat_template.jinja", "generation_config.json")
+_SPECIAL_TOKENS = "special_tokens.json"
+_TEXT_FILES = ("tokenizer.json", "chat_template.jinja", _SPECIAL_TOKENS, "generation_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,12 @@ def check_interchangeable(serving: Manifest, candidate: Manifest, where: str) ->
     }
     for name, (now, then) in parts.items():
         if now != then:
+            if name == _SPECIAL_TOKENS and not now:
+                # Its template would see other tokens: engines of earlier versions took them from the ids.
+                raise EngineMismatch(
+                    f"the engine {where} has a {name} and the serving one, of an earlier version, has none; build the "
+                    "serving engine again too and restart the server with it"
+                )
             raise EngineMismatch(
                 f"the {name} of {where} is not that of the serving engine; build the candidate from the same target"
             )

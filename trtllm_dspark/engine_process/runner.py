@@ -83,6 +83,7 @@ def serve_lane(
         metrics,
         wake=loop.wake,
         on_promoted=describe,
+        on_memory_changed=(lambda: None) if load is None else load.rebase_memory,
     )
     server = ConnectionServer(options.socket_path, service)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,6 +22,9 @@ from trtllm_dspark.errors import DsparkError, UsageError
 from trtllm_dspark.speculation.statistics import AcceptanceStatistics
 
 logger = logging.getLogger(__name__)
+
+STARVED_S = 30.0
+"""A trial during which the load of the device lets no request start for so long ends: it holds memory for nothing."""
 
 
 class SwapState(enum.Enum):
@@ -77,6 +81,7 @@ class DrafterSwap:
         metrics: where it is counted.
         wake: makes an idle loop call `poll`.
         on_promoted: told of the new serving lane, on the loop's thread.
+        on_memory_changed: called when a lane was opened or closed, on the loop's thread.
     """
 
     def __init__(
@@ -87,18 +92,21 @@ class DrafterSwap:
         *,
         wake: Callable[[], None],
         on_promoted: Callable[[Lane], None] = lambda lane: None,
+        on_memory_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._lanes = lanes
         self._open_lane = open_lane
         self._metrics = metrics
         self._wake = wake
         self._on_promoted = on_promoted
+        self._on_memory_changed = on_memory_changed
         self._lock = threading.Lock()
         self._state = SwapState.IDLE
         self._options = TrialOptions()
         self._engine_dir = ""
         self._loaded: Lane | str | None = None
         self._aborted = ""
+        self._starved_since: float | None = None
         self._sums = {"incumbent": RatioSums(), "candidate": RatioSums()}
         self._interval: tuple[float, float] | None = None
         self._outcome: dict[str, Any] = {}
@@ -152,6 +160,8 @@ class DrafterSwap:
             self._begin_trial()
         if self._state is SwapState.TRIAL and self._aborted:
             self._end("aborted", self._aborted)
+        if self._state is SwapState.TRIAL and self._starved():
+            self._end("failed", f"the load of the device let no request start for {STARVED_S:g} s")
         if self._state is SwapState.DRAINING:
             self._close_empty_lane()
 
@@ -191,8 +201,20 @@ class DrafterSwap:
             self._set_state(SwapState.IDLE)
             return
         self._lanes.beside, self._lanes.share = loaded, self._options.share
+        # What the candidate takes is no pressure: it must not close admission, or nothing would ever end its trial.
+        self._on_memory_changed()
+        self._starved_since = None
         logger.warning("trying the drafter of %s on %g of the requests", self._engine_dir, self._options.share)
         self._set_state(SwapState.TRIAL)
+
+    def _starved(self) -> bool:
+        """Whether admission has been closed for too long."""
+        watch, now = self._lanes.serving.request_limit, time.monotonic()
+        if watch is None or watch() != 0:
+            self._starved_since = None
+            return False
+        self._starved_since = now if self._starved_since is None else self._starved_since
+        return now - self._starved_since >= STARVED_S
 
     def _decide(self) -> None:
         options, sums = self._options, self._sums
@@ -235,6 +257,7 @@ class DrafterSwap:
             return
         self._lanes.beside = None
         lane.session.close()
+        self._on_memory_changed()
         self._set_state(SwapState.IDLE)
 
     def _set_state(self, state: SwapState) -> None:

@@ -1,8 +1,9 @@
-"""Weights that a graph holds twice: the builder stores each initializer of its own, a tied head would double."""
+"""Tables that a graph holds twice: the builder stores each initializer of its own, a tied head would double."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +13,15 @@ from numpy.typing import NDArray
 
 _MIN_BYTES = 1 << 16
 _SAMPLE_ROWS = 16
+# A model is made deeper by copies of its layers, and projections begin as zeros: equal ones are the checkpoint's own.
+_LAYER = re.compile(r"(^|[./])layers\.\d+\.")
 
 
 def duplicated_weights(model: onnx.ModelProto, directory: Path) -> Iterator[str]:
-    """Yield a problem for each pair of matrices with equal values, transposed ones included; reads the data files."""
+    """Yield a problem for each pair of matrices with equal values, transposed ones included; reads the data files.
+
+    Two matrices of decoder layers may be equal: what is looked for are tables and heads.
+    """
     large = [
         tensor
         for tensor in model.graph.initializer
@@ -28,12 +34,16 @@ def duplicated_weights(model: onnx.ModelProto, directory: Path) -> Iterator[str]
         straight = (tensor.data_type, shape, _digest(values[:_SAMPLE_ROWS]))
         turned = (tensor.data_type, shape[::-1], _digest(values[:, :_SAMPLE_ROWS].T))
         for other in begins.get(straight, []):
-            if _equal(_values(other, directory), values):
+            if not _both_of_layers(other, tensor) and _equal(_values(other, directory), values):
                 yield _problem(other, tensor)
         for other in begins.get(turned, []) if turned != straight else []:
-            if _equal(_values(other, directory), values.T):
+            if not _both_of_layers(other, tensor) and _equal(_values(other, directory), values.T):
                 yield _problem(other, tensor)
         begins.setdefault(straight, []).append(tensor)
+
+
+def _both_of_layers(one: onnx.TensorProto, other: onnx.TensorProto) -> bool:
+    return all(_LAYER.search(tensor.name) for tensor in (one, other))
 
 
 def _problem(one: onnx.TensorProto, other: onnx.TensorProto) -> str:

@@ -8,7 +8,6 @@ from trtllm_dspark.load.sample import Sample
 from trtllm_dspark.load.state import Reason
 
 # NVML's nvmlClocksEventReasons bits.
-GPU_IDLE = 0x1
 CAUSES: tuple[tuple[Reason, int], ...] = (
     # HW slowdown, SW thermal, HW thermal.
     ("thermal_throttle", 0x8 | 0x20 | 0x40),
@@ -44,7 +43,7 @@ class ClockPolicy:
         reference = self._reference_mhz or sample.sm_clock_max_mhz
         bits = sample.throttle_reasons or 0
         # An idle GPU lowers its clocks by itself: that says nothing about a busy one, in either direction.
-        if reference and sample.sm_clock_mhz and not bits & GPU_IDLE:
+        if reference and sample.sm_clock_mhz and not sample.idle:
             causes = self._causes_of(sample, bits, reference)
             scale = reference / sample.sm_clock_mhz if causes else 1.0
             self._scales.add(sample.time_s, min(max(scale, 1.0), self._config.max_compute_scale))

@@ -6,8 +6,8 @@ from trtllm_dspark.load._hysteresis import HeldLevel, Window
 from trtllm_dspark.load.policy_config import PolicyConfig
 from trtllm_dspark.load.sample import Sample
 
-# An engine that fills the device on purpose must not close admission for ever: of what was free at the first sample,
-# these shares are the limits when they are the lower ones.
+# An engine that fills the device on purpose must not close admission for ever: of what was free at the first sample
+# after it was loaded, these shares are the limits when they are the lower ones.
 FIRST_LOW = 0.75
 FIRST_CRITICAL = 0.5
 

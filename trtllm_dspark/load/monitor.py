@@ -53,7 +53,7 @@ class LoadMonitor:
     lost or faulty GPU stays closed.
 
     Use it as a context manager, or call `start` and `stop`. Start it when the engine holds its memory: what is free at
-    the first sample is taken as normal.
+    the first sample is taken as normal. Where another engine is loaded or closed later, call `rebase_memory`.
 
     Args:
         reader: where samples come from; None = NVML's device 0.
@@ -80,6 +80,7 @@ class LoadMonitor:
         self._interval_s = interval_s
         self._clock = clock
         self._snapshot = _Snapshot(None, LoadState(), float("inf"), LoadState())
+        self._rebase = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._left_behind: threading.Thread | None = None
@@ -107,6 +108,10 @@ class LoadMonitor:
         if thread is not None:
             thread.join(timeout=RETRY_S)
             self._left_behind = thread if thread.is_alive() else None
+
+    def rebase_memory(self) -> None:
+        """Take what is free from now on as normal: an engine of this process was loaded or closed."""
+        self._rebase.set()
 
     def state(self) -> LoadState:
         """Return the decision in force."""
@@ -148,6 +153,10 @@ class LoadMonitor:
     def _step(self) -> float | None:
         """Take one sample; return the seconds until the next, None when there will never be one."""
         try:
+            # Before the reading: one that was under way when the memory changed says nothing.
+            if self._rebase.is_set():
+                self._rebase.clear()
+                self._policy.rebase_memory()
             sample = self._reader.read()
             state = self._policy.update(sample)
         except Exception as error:  # whatever a binding raises, serving goes on

@@ -40,6 +40,10 @@ class LoadPolicy:
             self._state = _closed_by(faults, LoadState(), reasons)
         return self._state
 
+    def rebase_memory(self) -> None:
+        """Take what is free at the next reading as normal: our own engines' memory has changed."""
+        self._memory.reset()
+
     def _decide(self, sample: Sample, faults: set[Reason]) -> LoadState:
         scale, reasons = self._clocks.update(sample)
         ours, slots = self._tenants.update(sample), self._memory.update(sample)

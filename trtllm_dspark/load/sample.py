@@ -10,6 +10,9 @@ from typing import Literal
 # Python binding is not installed; `unreadable`: any other failure of the library.
 Failure = Literal["gpu_lost", "no_driver", "no_gpu", "no_library", "unreadable"]
 
+_GPU_IDLE = 0x1
+"""NVML's bit in the clocks event reasons: nothing runs, and clocks fall to the idle state."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -62,3 +65,8 @@ class Sample:
     ecc_uncorrected: int | None = None
     xids: tuple[int, ...] = ()
     mig: Literal["off", "instance", "parent"] = "off"
+
+    @property
+    def idle(self) -> bool:
+        """Whether the GPU says that it lowers its clocks because nothing runs."""
+        return bool((self.throttle_reasons or 0) & _GPU_IDLE)

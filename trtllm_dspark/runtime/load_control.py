@@ -64,6 +64,10 @@ class LoadControl:
         """Stop sampling."""
         self.monitor.stop()
 
+    def rebase_memory(self) -> None:
+        """Take what is free from now on as normal: another engine was loaded, or one was closed."""
+        self.monitor.rebase_memory()
+
     def limits(self) -> LoadLimits:
         """Return the limits of the coming round."""
         state = self.monitor.state()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
 import tokenizers
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from trtllm_dspark.checkpoint.chat_template import compile_chat_template
 from trtllm_dspark.checkpoint.token_bytes import TokenBytes, token_bytes_of
 from trtllm_dspark.engine_dir import EngineDirectory
 from trtllm_dspark.errors import EngineError, RequestError, cut
@@ -29,7 +28,9 @@ class Tokenizer:
         tokenizer_json: content of `tokenizer.json`.
         chat_template: Jinja source, or None where the model has none.
         eos_token_ids: tokens that end a generation.
-        bos_token_id: token that templates know as `bos_token`.
+        bos_token_id: token that templates know as `bos_token` unless `special_tokens` has another.
+        special_tokens: `bos_token`, `eos_token`... as templates see them, None for one that the model does not have;
+            what is absent follows from the ids.
 
     Raises:
         EngineError: the tokenizer or the template cannot be read.
@@ -42,6 +43,7 @@ class Tokenizer:
         chat_template: str | None = None,
         eos_token_ids: Sequence[int] = (),
         bos_token_id: int | None = None,
+        special_tokens: Mapping[str, str | None] | None = None,
     ) -> None:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
@@ -50,10 +52,13 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._template = None if chat_template is None else _compile(chat_template)
-        self._specials = {
+        specials: dict[str, str | None] = {
             "bos_token": self._token_text(bos_token_id),
             "eos_token": self._token_text(eos_token_ids[0] if eos_token_ids else None),
+            **(special_tokens or {}),
         }
+        # A token that the model does not have stays undefined, as templates that test for it expect.
+        self._specials = {name: text for name, text in specials.items() if text is not None}
         self.eos_token_ids = tuple(eos_token_ids)
 
     @staticmethod
@@ -65,6 +70,8 @@ class Tokenizer:
         """
         template = engine.optional_file("chat_template.jinja")
         generation = engine.optional_file("generation_config.json")
+        # Absent in engines of earlier versions and where the checkpoint does not say.
+        specials = engine.optional_file("special_tokens.json")
         config = engine.manifest.target_config
         eos = tuple(config.eos_token_ids)
         if generation is not None:
@@ -74,6 +81,7 @@ class Tokenizer:
             chat_template=None if template is None else template.read_text(encoding="utf-8"),
             eos_token_ids=eos,
             bos_token_id=config.bos_token_id,
+            special_tokens=None if specials is None else json.loads(specials.read_text(encoding="utf-8")),
         )
         # Now, not with the first request: engines of earlier versions were built without a look at the decoder.
         tokenizer.detokenizer()
@@ -105,9 +113,9 @@ class Tokenizer:
         if self._template is None:
             raise RequestError("this model has no chat template; send a raw prompt instead", code="no_chat_template")
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=True, **{**self._specials, **variables}
-            )
+            # Templates test `tools is not none`: what is not given is none, not undefined.
+            given = {"tools": None, "documents": None, **self._specials, **variables}
+            return self._template.render(messages=messages, add_generation_prompt=True, **given)
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             # Templates quote what the messages hold.
             reason = cut(str(error), length=300)
@@ -145,23 +153,7 @@ def _eos_ids(path: Path) -> tuple[int, ...]:
 
 
 def _compile(source: str) -> jinja2.Template:
-    # Templates come with downloaded checkpoints: the sandbox keeps them from reaching Python.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     try:
-        return environment.from_string(source)
+        return compile_chat_template(source)
     except jinja2.TemplateError as error:
         raise EngineError(f"the chat template cannot be read ({error}); build the engine again") from error
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    # Jinja's own filter escapes HTML, which no model was trained on.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)

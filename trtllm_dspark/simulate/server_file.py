@@ -11,7 +11,15 @@ from typing import Any
 
 from trtllm_dspark.engine_dir import open_engine_dir
 from trtllm_dspark.errors import ConfigError, DeviceError, UsageError
-from trtllm_dspark.simulate.estimate import MAX_GAMMA, Assumptions, Roofline, estimated_table, parse_estimate
+from trtllm_dspark.simulate.estimate import (
+    GPUS,
+    MAX_GAMMA,
+    MODELS,
+    Assumptions,
+    Roofline,
+    estimated_table,
+    parse_estimate,
+)
 from trtllm_dspark.simulate.server import Server
 from trtllm_dspark.simulate.times import LookupTable
 from trtllm_dspark.speculation import CostTable
@@ -19,6 +27,8 @@ from trtllm_dspark.speculation.cost_table import DraftShape, VerifyShape
 from trtllm_dspark.speculation.cost_table_file import COST_TABLE_FILE, SCHEMA, SCHEMA_VERSION, read_cost_table
 
 LIMITS = ("max_batch_size", "max_seq_len", "max_num_tokens", "max_draft_len")
+BESIDE = ("host_us", "host_request_us", "host_token_us", "ragged_us", "absorb_us")
+"""Times of a server beside those of its table; 0 where a file does not say."""
 MEMORY_SHARE = 0.9
 """Of the device memory, what weights and caches may fill."""
 
@@ -85,12 +95,16 @@ def _from_estimate(text: str, overrides: Overrides) -> Server:
     if gamma > MAX_GAMMA:
         raise ConfigError(f"an estimate knows at most {MAX_GAMMA} drafts, {gamma} are asked for")
     max_seq_len = overrides.max_seq_len or 4096
-    free = gpu.memory_bytes * num_gpus * MEMORY_SHARE - roofline.weight_bytes
-    slots = int(free // (max_seq_len * model.kv_bytes_per_token * (1 + model.draft_layers / model.layers)))
+    usable = gpu.memory_bytes * MEMORY_SHARE
+    slot_bytes = max_seq_len * model.kv_bytes_per_token * (1 + model.draft_layers / model.layers)
+    slots = int((usable * num_gpus - roofline.weight_bytes) // slot_bytes)
     if slots < 1:
+        # The next power of two: such a number of GPUs shares every layer evenly.
+        enough = 1 << (math.ceil((roofline.weight_bytes + slot_bytes) / usable) - 1).bit_length()
+        names = (next(key for key in known if known[key] is one) for known, one in ((GPUS, gpu), (MODELS, model)))
         raise ConfigError(
-            f"{model.name} does not fit into {num_gpus} x {gpu.name} with {max_seq_len} tokens a request: "
-            f"its weights take {roofline.weight_bytes / 1e9:.0f} GB; use more GPUs, as in 8x{text.split('x', 1)[-1]}"
+            f"{model.name} does not fit into {num_gpus} x {gpu.name} with {max_seq_len} tokens a request: its weights "
+            f"take {roofline.weight_bytes / 1e9:.0f} GB; use more GPUs, as in {enough}x{':'.join(names)}"
         )
     batch = min(slots, overrides.max_batch_size or 256)
     server = Server(
@@ -122,8 +136,10 @@ def write_server(path: Path, server: Server) -> None:
         "estimated": server.estimated,
         "device": server.name,
         "num_threads": 0,
-        "limits": {name: getattr(server, name) for name in LIMITS},
+        "limits": {name: getattr(server, name) for name in (*LIMITS, "max_queue_size")},
         "shared_prefill": server.shared_prefill,
+        **{name: getattr(server, name) for name in BESIDE},
+        "prefill_us": server.prefill_us,
         **_times(server.table),
         "drafters": {name: _times(table) for name, table in server.drafters.items()},
     }
@@ -135,6 +151,7 @@ def write_server(path: Path, server: Server) -> None:
 
 def _times(table: CostTable) -> dict[str, Any]:
     return {
+        "token_sizes": list(table.token_sizes),
         "verify_us": [[*shape, round(us, 2)] for shape, us in sorted(table.verify_us.items())],
         "draft_us": [[*shape, round(us, 2)] for shape, us in sorted(table.draft_us.items())],
     }
@@ -147,6 +164,13 @@ def _from_file(path: Path, overrides: Overrides) -> Server:
             raise UsageError(f"{path} is no cost table of schema {SCHEMA} version {SCHEMA_VERSION}")
         given = raw.get("limits")
         limits: dict[str, Any] = dict(_asked(path, overrides)) if given is None else {n: int(given[n]) for n in LIMITS}
+        # Files of before these were written have none of them.
+        if given is not None and "max_queue_size" in given:
+            limits["max_queue_size"] = int(given["max_queue_size"])
+        beside: dict[str, Any] = {name: _micros(raw[name], least=0.0) for name in BESIDE if name in raw}
+        if raw.get("prefill_us") is not None:
+            first, rest = raw["prefill_us"]
+            beside["prefill_us"] = _micros(first, least=0.0), _micros(rest, least=0.0)
         server = Server(
             str(raw["device"]),
             _table(raw),
@@ -155,6 +179,7 @@ def _from_file(path: Path, overrides: Overrides) -> Server:
             shared_prefill=bool(raw.get("shared_prefill", False)),
             drafters={name: _table(times) for name, times in raw.get("drafters", {}).items()},
             **limits,
+            **beside,
         )
     except OSError as error:
         raise UsageError(f"cost table {path} cannot be read ({error.strerror})") from error
@@ -179,10 +204,13 @@ def _table(raw: Mapping[str, Any]) -> LookupTable:
     draft = {DraftShape(*map(int, row[:-1])): _micros(row[-1]) for row in raw["draft_us"]}
     if not verify:
         raise ValueError("it has no verify times")
-    return LookupTable.of(CostTable(verify, draft))
+    sizes = raw.get("token_sizes", [])
+    if not all(isinstance(size, int) and size > 0 for size in sizes) or sizes != sorted(set(sizes)):
+        raise ValueError("its token sizes are no ascending whole numbers")
+    return LookupTable.of(CostTable(verify, draft, tuple(sizes)))
 
 
-def _micros(value: object) -> float:
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+def _micros(value: object, *, least: float = 1e-9) -> float:
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or value < least:
         raise ValueError(f"{value!r} is no time")
     return float(value)

@@ -40,7 +40,8 @@ class Lengths:
     """A distribution of token counts.
 
     Attributes:
-        kind: `fixed` (first), `uniform` (first to second) or `lognormal` (median first, sigma second).
+        kind: `fixed` (first), `uniform` (first to second) or `lognormal` (median first, sigma second); of the first two
+            all numbers are whole.
     """
 
     kind: Literal["fixed", "uniform", "lognormal"]
@@ -57,14 +58,17 @@ class Lengths:
         kind, *rest = text.strip().split(":")
         try:
             if not rest:
-                return Lengths("fixed", _positive(kind))
-            if kind == "uniform" and len(rest) == 2 and _positive(rest[0]) <= _positive(rest[1]):
-                return Lengths("uniform", _positive(rest[0]), _positive(rest[1]))
+                return Lengths("fixed", _tokens(kind))
+            if kind == "uniform" and len(rest) == 2 and _tokens(rest[0]) <= _tokens(rest[1]):
+                return Lengths("uniform", _tokens(rest[0]), _tokens(rest[1]))
             if kind == "lognormal" and len(rest) == 2:
-                return Lengths("lognormal", _positive(rest[0]), _positive(rest[1], least=0.0))
+                return Lengths("lognormal", _positive(rest[0], least=1.0), _positive(rest[1], least=0.0))
         except ValueError:
             pass
-        raise ConfigError(f"lengths '{text}' are not known; use N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA")
+        raise ConfigError(
+            f"lengths '{text}' are not known; use N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA, with tokens of at "
+            "least 1 and N, LOW and HIGH whole"
+        )
 
     def draw(self, count: int, generator: np.random.Generator) -> Ints:
         """Return [count] token counts of at least 1."""
@@ -234,6 +238,13 @@ def _arrivals(lines: Sequence[str], path: Path, domains: Sequence[str]) -> Itera
 def _count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_TOKENS:
         raise ValueError(f"{value!r} is no whole number from 1 to {_MOST_TOKENS}")
+    return value
+
+
+def _tokens(text: str) -> float:
+    value = _positive(text, least=1.0)
+    if not value.is_integer():
+        raise ValueError(text)
     return value
 
 

@@ -22,12 +22,23 @@ DRAFT_BOUND = 64.0
 """The same of drafting: a table whose drafts are far too cheap would never let anybody stop."""
 MIN_DRAFT_US = 1.0
 """Drafting takes this much at least, whatever a table says."""
+NOISE = 0.06
+"""Standard deviation of a round's time, as a share of it."""
+COMMON_STEP = 0.005
+"""How far all costs are expected to move together in a round; beside `NOISE`, a dozen rounds follow such a drift."""
+RATIO_STEP = 0.004
+"""How far marginal cost and drafting are expected to move against the base in a round."""
+DOUBT = 0.5
+"""How far off the base a table's marginal cost may be; what was learned of a ratio gets no more doubtful than this."""
+SHAPE = 0.5
+"""Weight of that by which a pass's tokens differ from those of other passes with drafts: tables err between points."""
 MEMORY = 0.99
-"""Weight of a round after one more round: a correction rests on about a hundred."""
-PRIOR = 0.25
-"""Rounds that the assumption counts for that base and marginal cost drift alike."""
+"""Weight of a round in the mean of what rounds with drafts verify after one more: it rests on about a hundred."""
 FLAT = 0.02
 """A pass whose drafts add less than this share measures the base."""
+SURPRISE = 3.0
+"""A time counts as this many deviations off its prediction at most. A second such one in a row on the same side says
+that the whole machine is faster or slower now."""
 OUTLIER = 3.0
 """A round that took more than this times its prediction was interrupted; it counts as this much."""
 TOLD = 1.5
@@ -62,9 +73,11 @@ class Correction(NamedTuple):
 class RoundCosts:
     """Times of a round from a cost table that is corrected while it is used.
 
-    A verify pass is predicted as `base * t(R, R) + marginal * (t(R, T) - t(R, R))`, a draft as `draft * d(R)`. Base and
-    marginal are fitted to the rounds by least squares with forgetting; while the rounds cannot tell them apart both
-    are the ratio of measured to predicted time. A factor all three share decides nothing; what differs among them does.
+    A verify pass is predicted as `base * t(R, R) + marginal * (t(R, T) - t(R, R))`, a draft as `draft * d(R)`. A factor
+    all three share decides nothing; what differs among them does. So a time that was not predicted is first taken to
+    say that everything is slower or faster now. The ratios move as far as rounds of different kinds tell the parts
+    apart, and stay as they were while none do. Three changes from rounds without drafts to others, or back, that all
+    lie far off let them be learned anew.
 
     Where only whole rounds are timed, those without drafts measure the base, and what the others take beyond it
     corrects marginal and draft cost alike.
@@ -82,9 +95,14 @@ class RoundCosts:
         self._curves: dict[tuple[int, int], FloatArray] = {}
         self._drafts: dict[tuple[int, int], float] = {}
         self._drift = _core.CostDrift(
+            noise=NOISE,
+            common=COMMON_STEP,
+            ratio=RATIO_STEP,
+            doubt=DOUBT,
+            shape=SHAPE,
             memory=MEMORY,
-            prior=PRIOR,
             flat=FLAT,
+            surprise=SURPRISE,
             outlier=OUTLIER,
             base_bound=BASE_BOUND,
             marginal_bound=RATIO_BOUND,

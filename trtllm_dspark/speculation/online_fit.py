@@ -61,7 +61,8 @@ def _fit_position(
 ) -> tuple[float, float]:
     """Return slope (1 / temperature) and bias of one position."""
     if len(logits) < LEAST_LABELS:
-        return stored
+        # Nothing speaks for any change here: what older blocks have told of this position still holds.
+        return start
     # So many labels, each of which tells at most a quarter about the chance at the centre and about the slope.
     centre, spread = float(logits.mean()), max(float(logits.std()), 0.5)
     penalty = PRIOR_LABELS * 0.25 * np.array([[spread**2 + centre**2, centre], [centre, 1.0]])

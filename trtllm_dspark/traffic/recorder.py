@@ -34,6 +34,8 @@ Floats = NDArray[np.float32]
 
 _NICENESS = 10
 _PROMPT_HASH_BYTES = 16
+_FRAME_BYTES = 64 << 10
+"""More than a shard of one record takes beside the record's arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class CollectOptions:
         share: fraction of the requests.
         prompts: `hash` or `drop`.
         top_k: likeliest tokens kept of every distribution.
-        shard_bytes: a shard is written when it is so large,
+        shard_bytes: a shard is written when it is so large, or a quarter of `max_bytes`: the oldest go shard by shard,
         flush_s: or so old.
         max_waiting_bytes: copies that wait for the worker; a request that would exceed them is not recorded.
     """
@@ -59,6 +61,11 @@ class CollectOptions:
     shard_bytes: int = 32 << 20
     flush_s: float = 300.0
     max_waiting_bytes: int = 256 << 20
+
+    @property
+    def full_shard_bytes(self) -> int:
+        """Size from which a shard is written."""
+        return min(self.shard_bytes, self.max_bytes // 4)
 
     def check(self) -> None:
         """Refuse what cannot be.
@@ -122,6 +129,7 @@ class TrafficRecorder:
         self._finished_bytes = 0
         self._oldest = 0.0
         self._failing = False
+        self._said_too_large = False
         size(self._writer.total_bytes)
         self._worker = threading.Thread(target=self._run, name="traffic", daemon=True)
         self._worker.start()
@@ -238,6 +246,15 @@ class TrafficRecorder:
             rounds=np.array(pending.rounds, np.int32).reshape(-1, 3),
             meta=meta,
         )
+        if record.num_bytes > self._options.max_bytes - _FRAME_BYTES:
+            self._count("dropped")
+            if not self._said_too_large:
+                self._said_too_large = True
+                logger.warning("a record of %d bytes is lost: it exceeds --collect_max_gb", record.num_bytes)
+            return
+        if self._finished and self._finished_bytes + record.num_bytes > self._options.full_shard_bytes:
+            # Else a large record would make a shard of more than the records may take together.
+            self._flush(force=True)
         if not self._finished:
             self._oldest = time.monotonic()
         self._finished.append(record)
@@ -246,7 +263,7 @@ class TrafficRecorder:
     def _flush(self, *, force: bool) -> None:
         options = self._options
         old = time.monotonic() - self._oldest > options.flush_s
-        if not self._finished or not (force or old or self._finished_bytes >= options.shard_bytes):
+        if not self._finished or not (force or old or self._finished_bytes >= options.full_shard_bytes):
             return
         records, self._finished, self._finished_bytes = self._finished, [], 0
         try:

@@ -20,6 +20,8 @@ _ROWS, _ORDER, _ANCHORS = range(3)
 BFLOAT16_ROWS = 64
 """Numbers of rows are rounded up to multiples of it, with rows that nothing reads or that weigh 0: a product in
 bfloat16 is compiled for each shape it has not had yet, which takes longer than the product."""
+_SHARP = 0.5
+"""Below this temperature, powers of all of a row's probabilities may be too small for float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,9 @@ def _sharpen(probs: NDArray[np.float32], temperature: float) -> NDArray[np.float
     if temperature == 1.0:
         return probs
     power = np.float32(1 / temperature)
-    rest = np.maximum(1 - probs.sum(-1, keepdims=True), 0) ** power
-    sharp = probs**power
+    rest = np.maximum(1 - probs.sum(-1, keepdims=True), 0)
+    if temperature < _SHARP:
+        largest = np.maximum(probs.max(-1, keepdims=True), rest)
+        probs, rest = probs / largest, rest / largest
+    rest, sharp = rest**power, probs**power
     return np.asarray(sharp / (sharp.sum(-1, keepdims=True) + rest), np.float32)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from trtllm_dspark.checkpoint.autoregressive import ARCHITECTURES
 from trtllm_dspark.checkpoint.config import DrafterConfig, ModelConfig
@@ -55,19 +54,6 @@ def deepspec_name(name: str) -> str:
     return f"layers.{layer}.{_PARTS[part]}.{kind}"
 
 
-def whole_arrays(
-    parameters: Mapping[str, Tensor], vocab_size: int, draft_token_ids: NDArray[np.int64] | None, w2: Array | None
-) -> dict[str, Array]:
-    """Return weights as a whole drafter's: W2 with a row for every target id (`w2`'s where none was trained)."""
-    arrays = {name: value.numpy() for name, value in parameters.items()}
-    if draft_token_ids is not None and "markov.w2.weight" in arrays:
-        rows = arrays["markov.w2.weight"]
-        full = np.zeros((vocab_size, rows.shape[1]), np.float32) if w2 is None else w2.copy()
-        full[draft_token_ids] = rows
-        arrays["markov.w2.weight"] = full
-    return arrays
-
-
 def deepspec_config(config: DrafterConfig, target: ModelConfig, *, num_anchors: int) -> dict[str, Any]:
     """Return the `config.json` that `Qwen3DSparkModel` reads."""
     model = config.backbone
@@ -81,6 +67,9 @@ def deepspec_config(config: DrafterConfig, target: ModelConfig, *, num_anchors: 
             "high_freq_factor": scaling.high_freq_factor,
             "original_max_position_embeddings": scaling.original_max_position_embeddings,
         }
+    # Where a drafter has them; DeepSpec's have neither.
+    further = {"target_hidden_size": config.target_hidden_size, "draft_vocab_size": config.draft_vocab_size}
+    usual = {"target_hidden_size": model.hidden_size, "draft_vocab_size": model.vocab_size}
     return {
         "architectures": ["Qwen3DSparkModel"],
         "model_type": "qwen3",
@@ -116,6 +105,7 @@ def deepspec_config(config: DrafterConfig, target: ModelConfig, *, num_anchors: 
         "confidence_head_with_markov": config.confidence_with_markov,
         "markov_rank": config.markov_rank,
         "markov_head_type": "vanilla" if config.markov_head == "none" else config.markov_head,
+        **{name: value for name, value in further.items() if value != usual[name]},
     }
 
 
@@ -145,15 +135,18 @@ def write_drafter(
         directory: created where needed.
         config: the drafter.
         target: its target.
-        arrays: canonical names -> float arrays; W2 has a row for every target id.
+        arrays: canonical names -> float arrays; a reduced vocabulary comes with `d2t`, target ids.
         num_anchors: blocks of a sequence in training, which DeepSpec's configuration wants to know.
-        shared: the target's `embed.weight` and `lm_head.weight`, where copies of them are wanted.
+        shared: the target's `embed.weight` and `lm_head.weight`, where copies of them are wanted in place of none.
 
     Raises:
         DeviceError: the disk is full or fails, or a weight does not fit float16.
     """
-    tensors = {}
-    for name, values in {**arrays, **(shared or {})}.items():
+    tensors: dict[str, Array] = {}
+    for name, values in {**(shared or {}), **arrays}.items():
+        if name == "d2t":
+            tensors[name] = np.asarray(values - np.arange(len(values)), np.int64)
+            continue
         with np.errstate(over="ignore"):
             stored = np.asarray(values, np.float32).astype(np.float16)
         if not np.isfinite(stored).all():

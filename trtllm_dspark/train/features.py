@@ -53,6 +53,11 @@ class Captured:
         """Bytes it takes."""
         return sum(array.nbytes for array in (self.features, self.scales, self.top_ids, self.top_probs))
 
+    def fits(self, response: Response) -> bool:
+        """Whether there is a row for each token that needs one."""
+        length = len(response.token_ids)
+        return len(self.features) == length - 1 and len(self.top_ids) == length - response.response_start
+
 
 class Capturer:
     """Runs the target over sequences.
@@ -80,8 +85,8 @@ class Capturer:
             DeviceError: the engine fails, or the sequence does not fit it.
         """
         ids = np.asarray(response.token_ids[:-1], np.int64)
-        done, parts = self._begin(ids)
         first = response.response_start - 1
+        done, parts = self._begin(ids, first)
         tops: list[tuple[NDArray[np.int32], NDArray[np.float16]]] = []
         while done < len(ids):
             chunk = ids[done : done + self._engine.limits.max_num_tokens]
@@ -95,15 +100,26 @@ class Capturer:
             done += len(chunk)
         features, scales = compress(np.concatenate(parts))
         top_ids, top_probs = (np.concatenate(arrays) for arrays in zip(*tops, strict=True))
-        return Captured(features, scales, top_ids, top_probs)
+        captured = Captured(features, scales, top_ids, top_probs)
+        assert captured.fits(response)
+        return captured
 
-    def _begin(self, ids: NDArray[np.int64]) -> tuple[int, list[NDArray[np.float32]]]:
-        """Take over the common beginning where the sequence has it; at least one token is left to run."""
+    def _begin(self, ids: NDArray[np.int64], first: int) -> tuple[int, list[NDArray[np.float32]]]:
+        """Take over the common beginning where the sequence has it and no target stands in it.
+
+        Args:
+            ids: of the sequence.
+            first: row of the first target; at least one token is left to run.
+        """
         length = len(self._prefix)
-        if length == 0 or len(ids) <= length or tuple(ids[:length]) != self._prefix:
+        if length == 0 or length > min(first, len(ids) - 1) or tuple(ids[:length]) != self._prefix:
             return 0, []
         if self._prefix_features is None:
-            self._prefix_features = self._run(ids[:length], 0, np.array([length - 1]), slot=1).features
+            parts = []
+            for start in range(0, length, self._engine.limits.max_num_tokens):
+                chunk = ids[start : min(start + self._engine.limits.max_num_tokens, length)]
+                parts.append(self._run(chunk, start, np.array([len(chunk) - 1]), slot=1).features)
+            self._prefix_features = np.concatenate(parts)
         self._engine.copy_slot(1, 0, num_tokens=length, num_context=0)
         return length, [self._prefix_features]
 
@@ -138,11 +154,20 @@ class FeatureCache:
         max_bytes: cap.
         key: everything that decides what is captured, as plain JSON values.
         drop_oldest: whether a new sequence drops the oldest ones.
+        private: whether directory and files are this user's alone (0700, 0600).
     """
 
-    def __init__(self, directory: Path, max_bytes: int, key: object, *, drop_oldest: bool = True) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+    def __init__(
+        self, directory: Path, max_bytes: int, key: object, *, drop_oldest: bool = True, private: bool = False
+    ) -> None:
+        directory.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
         self._directory, self._max_bytes, self._drop_oldest = directory, max_bytes, drop_oldest
+        self._mode = 0o600 if private else 0o666
+        if private:
+            # Written by a version that left them open.
+            directory.chmod(0o700)
+            for path in directory.glob("*.npz"):
+                path.chmod(0o600)
         self._key = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
         self._sizes: dict[Path, int] = {}
         self.num_bytes = 0
@@ -166,7 +191,11 @@ class FeatureCache:
             return None
         try:
             with np.load(path) as arrays:
-                return Captured(arrays["features"], arrays["scales"], arrays["top_ids"], arrays["top_probs"])
+                found = Captured(arrays["features"], arrays["scales"], arrays["top_ids"], arrays["top_probs"])
+            if not found.fits(response):
+                # Of a version that began targets behind a common beginning that reached into the response.
+                raise ValueError("rows are missing")
+            return found
         except FileNotFoundError:
             # Another thread's `put` dropped it.
             return None
@@ -191,7 +220,8 @@ class FeatureCache:
         self._make_room(captured.num_bytes)
         part = path.with_suffix(".part")
         try:
-            with part.open("wb") as stream:
+            handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, self._mode)
+            with os.fdopen(handle, "wb") as stream:
                 np.savez(
                     stream,
                     features=captured.features,
@@ -208,6 +238,13 @@ class FeatureCache:
             ) from error
         self.num_bytes += captured.num_bytes
         self._sizes[path] = captured.num_bytes
+
+    def keep_only(self, responses: Sequence[Response]) -> None:
+        """Drop every sequence that is not one of these."""
+        wanted = {self._path(response) for response in responses}
+        for path in [path for path in self._sizes if path not in wanted]:
+            path.unlink(missing_ok=True)
+            self.num_bytes -= self._sizes.pop(path)
 
     def _make_room(self, num_bytes: int) -> None:
         """Drop the oldest until so much fits."""

@@ -72,7 +72,7 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         if len(self.temperatures) != len(self.temperature_shares) or not self.temperatures:
             raise ConfigError("temperatures and their shares must be as many; give one share a temperature")
-        for name in ("num_self_made", "num_continued"):
+        for name in ("num_self_made", "num_continued", "seed"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
         if min(self.temperatures) < 0 or min(self.temperature_shares) <= 0:

@@ -95,7 +95,7 @@ def _autoregressive_from_target(
 
 
 def from_arrays(config: DrafterConfig, arrays: Arrays, draft_token_ids: NDArray[np.int64] | None) -> dict[str, Tensor]:
-    """Take over a drafter's weights; of W2 only the rows of the draft vocabulary are trained."""
+    """Take over a drafter's weights; of W2 only the rows of `draft_token_ids` are trained, all where it is None."""
     values = {}
     for name in arrays:
         if name in ("embed.weight", "lm_head.weight", "d2t"):
@@ -104,6 +104,9 @@ def from_arrays(config: DrafterConfig, arrays: Arrays, draft_token_ids: NDArray[
         if name == "markov.w2.weight" and draft_token_ids is not None:
             value = np.ascontiguousarray(value[draft_token_ids])
         values[name] = torch.from_numpy(value)
+    if config.confidence:
+        # A file may leave it out; a step has one to train.
+        values.setdefault("confidence.bias", torch.zeros(1))
     return values
 
 

@@ -16,40 +16,28 @@ import torch
 from numpy.typing import NDArray
 
 from trtllm_dspark.build.draft_vocab import choose_draft_vocab, read_token_counts
-from trtllm_dspark.checkpoint import (
-    DrafterCheckpoint,
-    DrafterConfig,
-    autoregressive_config,
-    load_drafter,
-    load_target,
-)
+from trtllm_dspark.checkpoint import DrafterConfig, autoregressive_config, load_target
 from trtllm_dspark.checkpoint.config import DrafterKind
 from trtllm_dspark.errors import CheckpointError, ConfigError
 from trtllm_dspark.train.answer import Answerer, SessionAnswerer
 from trtllm_dspark.train.data import BatchConfig
-from trtllm_dspark.train.export import whole_arrays, write_drafter
+from trtllm_dspark.train.export import write_drafter
 from trtllm_dspark.train.features import Capturer, FeatureCache, common_prefix
 from trtllm_dspark.train.generate import FLAGS_FILE
-from trtllm_dspark.train.layers import Frozen, Parameters
+from trtllm_dspark.train.layers import Parameters
 from trtllm_dspark.train.log import StepLog
 from trtllm_dspark.train.loss import Alphas
 from trtllm_dspark.train.optim import OptimizerConfig
-from trtllm_dspark.train.parameters import (
-    default_layer_ids,
-    drafter_config,
-    eagle3_layer_ids,
-    from_arrays,
-    from_target,
-    unused_token,
-)
-from trtllm_dspark.train.responses import Response
+from trtllm_dspark.train.parameters import default_layer_ids, drafter_config, eagle3_layer_ids, unused_token
+from trtllm_dspark.train.responses import Response, fitting
 from trtllm_dspark.train.saved_state import STATE_FILE, load_state
 from trtllm_dspark.train.schedule import Schedule
+from trtllm_dspark.train.start import Start, load_source, own_vocab, source_digest
 from trtllm_dspark.train.target_engine import FeatureTarget, write_feature_target
 from trtllm_dspark.train.torch_answer import TorchAnswerer
 from trtllm_dspark.train.torch_target import TorchTarget
 from trtllm_dspark.train.traffic import read_traffic
-from trtllm_dspark.train.trainer import StepReport, Steps, Trainer, TrainerConfig, full_draft_config, run
+from trtllm_dspark.train.trainer import StepReport, Steps, Trainer, TrainerConfig, run
 from trtllm_dspark.train.walk import accepted_len
 
 logger = logging.getLogger(__name__)
@@ -111,6 +99,11 @@ class TrainConfig:
         for name in ("position_decay", "target_temperature", "lr_scale", "feature_cache_gib"):
             if not 0 < getattr(self, name) < 1e6:
                 raise ConfigError(f"--{name} must be above 0, got {getattr(self, name)}")
+        for name in ("warmup_steps", "seed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name} must be at least 0, got {getattr(self, name)}")
+        if not 0 <= self.decay_share <= 1:
+            raise ConfigError(f"--decay_share must be from 0 to 1, got {self.decay_share}")
         if self.steps is not None and self.steps < 1 or self.minutes is not None and not 0 < self.minutes < 1e6:
             raise ConfigError("--steps must be at least 1 and --minutes above 0")
         if not 0 <= self.init_share < 1:
@@ -145,7 +138,7 @@ class Preparation:
                 "the run was stopped before it trained; say how long to train: --steps, --minutes or both"
             )
         self.target = load_target(config.target_checkpoint)
-        self.source = None if config.init_from is None else load_drafter(config.init_from, self.target.config)
+        self.source = None if config.init_from is None else load_source(config.init_from, self.target)
         self.drafter = self._new_config() if self.source is None else self.source.config
         if self.drafter.kind != config.kind:
             raise ConfigError(
@@ -249,6 +242,8 @@ class Preparation:
         mask = config.mask_token_id
         if mask is None:
             mask = unused_token(self.target)
+        if not 0 <= mask < target.vocab_size:
+            raise ConfigError(f"--mask_token_id must be from 0 to {target.vocab_size - 1}, got {mask}")
         return drafter_config(
             target,
             num_layers=config.num_layers,
@@ -261,9 +256,14 @@ class Preparation:
         )
 
     def _draft_token_ids(self) -> NDArray[np.int64] | None:
-        config, target = self.config, self.target.config
+        config, target, own = self.config, self.target.config, own_vocab(self.source)
         if config.draft_vocab_size is None or config.draft_vocab_counts is None:
-            return None
+            return own
+        if own is not None:
+            raise ConfigError(
+                f"--init_from {config.init_from} has a draft vocabulary of {own.size} tokens of its own; leave out "
+                "--draft_vocab_size and --draft_vocab_counts"
+            )
         counts = read_token_counts(config.draft_vocab_counts, target.vocab_size)
         specials = [i for i in (target.bos_token_id, target.pad_token_id, *target.eos_token_ids) if i is not None]
         return choose_draft_vocab(counts, config.draft_vocab_size, specials)
@@ -284,25 +284,26 @@ class Run:
         self.draft_token_ids = preparation.draft_token_ids
         given = [preparation.generated_features()]
         if traffic is not None:
-            given.append(FeatureCache(config.output_dir / TRAFFIC_DIR, sys.maxsize, str(traffic.resolve())))
+            directory = config.output_dir / TRAFFIC_DIR
+            given.append(FeatureCache(directory, sys.maxsize, str(traffic.resolve()), private=True))
             responses = [*responses, *read_traffic(traffic, self.target, self.drafter, given[-1])]
-        kept = [
-            response
-            for response in responses
-            if response.first_position + len(response.token_ids) <= config.max_seq_len
-        ]
-        if len(kept) < len(responses):
-            left = len(responses) - len(kept)
-            logger.warning("%d responses exceed --max_seq_len %d and are left out", left, config.max_seq_len)
+        kept = fitting(responses, config.max_seq_len, "responses")
         self._digest, self._features_digest = _digest(kept), preparation.features_digest
         self._num_generated = sum(response in given[0] for response in kept)
-        source, self._w2 = preparation.source, None
-        if source is None:
-            parameters = from_target(self.drafter, self.target.config, self.target.arrays, config.seed)
-        else:
-            parameters = from_arrays(self.drafter, source.arrays, self.draft_token_ids)
-            if "markov.w2.weight" in source.arrays:
-                self._w2 = np.asarray(source.arrays["markov.w2.weight"], np.float32)
+        self._start = Start.of(
+            self.drafter,
+            self.target,
+            preparation.source,
+            self.draft_token_ids,
+            seed=config.seed,
+            num_positions=config.max_seq_len + self.drafter.block_size,
+        )
+        parameters = self._start.parameters
+        self._decided = {
+            "warmup_steps": config.warmup_steps,
+            "decay_share": config.decay_share,
+            "init_from": source_digest(preparation.source),
+        }
         self._initial = {name: value.clone() for name, value in parameters.items()} if config.init_share else {}
         prefix = common_prefix(kept)
         capturers = [
@@ -318,7 +319,7 @@ class Run:
             self.drafter,
             self._trainer_config(),
             parameters,
-            self._frozen(source, config.max_seq_len + self.drafter.block_size),
+            self._start.frozen,
             kept,
             capturers,
             preparation.captured_features(given[0].num_bytes),
@@ -372,6 +373,7 @@ class Run:
             "features": self._features_digest,
             "num_generated": self._num_generated,
             "schedule": None if schedule is None else schedule.as_json(),
+            **self._decided,
         }
         self.trainer.save(self.config.output_dir / STATE_DIR, facts)
 
@@ -380,7 +382,7 @@ class Run:
         result: dict[str, tuple[int, int]] = {}
         parameters = self._exported()
         for domain in sorted({response.domain for response in responses}):
-            mine = [response for response in responses if response.domain == domain]
+            mine = [one for one in responses if one.domain == domain and one.num_anchors > 0]
             result[domain] = accepted_len(
                 parameters,
                 self.trainer.frozen,
@@ -397,12 +399,13 @@ class Run:
         if self.config.include_shared:
             head = "embed.weight" if self.target.config.tie_word_embeddings else "lm_head.weight"
             names = {"embed.weight": "embed.weight", "lm_head.weight": head}
-            shared = {name: self.target.arrays[original] for name, original in names.items()}
+            shared = {name: self.target.arrays[names[name]] for name in names if name not in self._start.tables}
+        drafter, arrays = self._start.whole(self._exported())
         write_drafter(
             directory,
-            full_draft_config(self.drafter),
+            drafter,
             self.target.config,
-            whole_arrays(self._exported(), self.target.config.vocab_size, self.draft_token_ids, self._w2),
+            arrays,
             num_anchors=self.config.anchors_per_sequence,
             shared=shared,
         )
@@ -422,6 +425,20 @@ class Run:
                 "the saved run read other features; resume with its target, --weight_dtype, --top_k, "
                 "--target_layer_ids and --draft_vocab_counts"
             )
+        for name, mine in self._decided.items():
+            saved = state.facts.get(name, mine)
+            if saved == mine:
+                continue
+            if name == "init_from":
+                begun = "without --init_from" if saved is None else "with another drafter"
+                raise CheckpointError(
+                    f"the saved run began {begun}; resume with the same --init_from, or without one where it had none, "
+                    "or start another --output_dir"
+                )
+            raise CheckpointError(
+                f"the saved run has --{name} {saved}, this command {mine}; resume with the same or start another "
+                "--output_dir"
+            )
         missing = state.facts.get("num_generated", self._num_generated) - self._num_generated
         if missing > 0:
             logger.warning(
@@ -430,9 +447,9 @@ class Run:
                 missing,
             )
         self.trainer.restore(state)
-        saved = state.facts.get("schedule")
-        if self.config.steps is None and saved is not None:
-            self._saved_schedule = Schedule(**saved)
+        schedule = state.facts.get("schedule")
+        if self.config.steps is None and schedule is not None:
+            self._saved_schedule = Schedule(**schedule)
             self.restart_clock()
         elif self.config.steps is None and self.config.minutes is None:
             raise ConfigError("the saved run stopped before its length was known; give --steps or --minutes")
@@ -457,20 +474,6 @@ class Run:
             ),
             bfloat16=bool(torch.cpu._is_avx512_bf16_supported()),
         )
-
-    def _frozen(self, source: DrafterCheckpoint | None, num_positions: int) -> Frozen:
-        def rows(name: str) -> NDArray[np.float32]:
-            if source is not None and name in source.arrays:
-                return np.asarray(source.arrays[name], np.float32)
-            if name == "lm_head.weight" and self.target.config.tie_word_embeddings:
-                name = "embed.weight"
-            return np.asarray(self.target.arrays[name], np.float32)
-
-        head = rows("lm_head.weight")
-        if self.draft_token_ids is not None:
-            head = np.ascontiguousarray(head[self.draft_token_ids])
-        embedding = torch.from_numpy(np.array(rows("embed.weight")))
-        return Frozen.of(embedding, torch.from_numpy(np.array(head)), self.drafter.backbone, num_positions)
 
 
 def stopped_while_answering(output_dir: Path) -> bool:

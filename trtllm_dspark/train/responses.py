@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtllm_dspark.errors import UsageError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,15 @@ def read_responses(path: Path, vocab_size: int, *, unfinished: bool = False) -> 
     if unfinished:
         lines = lines[:-1]
     return [_parse(line, f"{path} line {number}", vocab_size) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def fitting(responses: Sequence[Response], max_seq_len: int, what: str) -> list[Response]:
+    """Return the sequences of at most `max_seq_len` positions; a warning counts the others as `what`."""
+    kept = [response for response in responses if response.first_position + len(response.token_ids) <= max_seq_len]
+    if len(kept) < len(responses):
+        left = len(responses) - len(kept)
+        logger.warning("%d %s exceed --max_seq_len %d and are left out", left, what, max_seq_len)
+    return kept
 
 
 def _parse(line: str, where: str, vocab_size: int) -> Response:

@@ -86,6 +86,7 @@ class FeatureTarget:
             chat_template=assets.chat_template,
             eos_token_ids=(eos,) if isinstance(eos, int) else tuple(eos),
             bos_token_id=config.bos_token_id,
+            special_tokens=assets.special_tokens,
         )
 
 

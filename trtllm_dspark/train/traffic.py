@@ -17,7 +17,7 @@ DOMAIN = "traffic"
 
 
 def read_traffic(directory: Path, target: Checkpoint, drafter: DrafterConfig, features: FeatureCache) -> list[Response]:
-    """Return the records as sequences; what the server captured goes into `features`.
+    """Return the records as sequences; `features` then holds what the server captured of them, and of no others.
 
     A record holds the output only, so the context of its blocks begins with the output's first token, at its own
     position, and the first block starts at the second.
@@ -41,6 +41,8 @@ def read_traffic(directory: Path, target: Checkpoint, drafter: DrafterConfig, fe
             if response not in features:
                 features.put(response, Captured(*compress(record.features), record.top_ids, record.top_probs))
             responses.append(response)
+    # Records that the server has dropped or purged live on nowhere.
+    features.keep_only(responses)
     return responses
 
 

@@ -363,11 +363,6 @@ def run(
     saved(steps.schedule)
 
 
-def full_draft_config(config: DrafterConfig) -> DrafterConfig:
-    """Return the configuration of the exported drafter: DeepSpec's layout has rows for every target id."""
-    return replace(config, draft_vocab_size=config.backbone.vocab_size)
-
-
 def _single_threaded() -> None:
     torch.set_num_threads(1)
 

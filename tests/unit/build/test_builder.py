@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from trtllm_dspark.build.plan import plan_build
 from trtllm_dspark.checkpoint.safetensors_io import read_file
 from trtllm_dspark.engine_dir import BuildLimits, file_sha256
 from trtllm_dspark.errors import CheckpointError, ConfigError, DeviceError, UsageError
+from trtllm_dspark.runtime import Tokenizer
 
 TARGET_FILES = {"target.onnx", "target.onnx.data"}
 STEPS = ("target", "drafter", "manifest", "verify", "publish")
@@ -73,6 +75,20 @@ def test_build_toy_pair_brings_its_tokenizer(tmp_path: Path) -> None:
     config = BuildConfig(str(pair.target_dir), tmp_path / "engine", str(pair.drafter_dir), max_seq_len=64)
     names = {entry.name for entry in build_engine(config).manifest.files}
     assert {"tokenizer.json", "chat_template.jinja", "generation_config.json"} <= names
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_build_special_tokens_reach_the_chat_template(tmp_path: Path, said: bool) -> None:
+    pair = write_toy_pair(tmp_path / "toy")
+    (pair.target_dir / "chat_template.jinja").write_text("{{ bos_token }}{{ eos_token }}{{ pad_token }}")
+    if said:
+        settings = {"bos_token": None, "eos_token": "<|pad|>", "pad_token": {"content": "<|mask|>"}}
+        (pair.target_dir / "tokenizer_config.json").write_text(json.dumps(settings))
+    build_engine(BuildConfig(str(pair.target_dir), tmp_path / "engine", max_seq_len=64))
+    # Without the file an engine is one of an earlier version: the ids say which tokens they are.
+    engine = open_engine_dir(tmp_path / "engine")
+    assert (engine.optional_file("special_tokens.json") is not None) == said
+    assert Tokenizer.open(engine).render_chat([]) == ("<|pad|><|mask|>" if said else "<|end|>")
 
 
 @pytest.mark.parametrize("weight_dtype", ["int8", "float32", "w8a8"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from types import SimpleNamespace
+from typing import Any, cast, get_args
 
 import pytest
 from helpers import tiny_models
@@ -16,8 +19,11 @@ from trtllm_dspark.build import BuildConfig, build_engine, gpu_plans, open_engin
 from trtllm_dspark.build._choices import ACCEPTANCES, SCHEDULES
 from trtllm_dspark.build.gpu_options import GpuOptions
 from trtllm_dspark.build.gpus import Gpu
+from trtllm_dspark.build.report import StepClock
+from trtllm_dspark.build.tensorrt import CompilerJob
 from trtllm_dspark.build.tensorrt.device import find_device
 from trtllm_dspark.build.tensorrt.inspector import parse_inspector
+from trtllm_dspark.checkpoint.safetensors_io import read_file, write_file
 from trtllm_dspark.engine.tensorrt.load import NATIVE as NATIVE_LOWERING
 from trtllm_dspark.engine_dir import GpuBuild, read_plan_reports
 from trtllm_dspark.errors import ConfigError, DeviceError, EngineError
@@ -139,6 +145,33 @@ def test_tensorrt_build_is_of_native_layers_unless_told_otherwise(
     assert manifest.gpu is not None
     assert manifest.gpu.lowering == NATIVE_LOWERING
     assert not _not_run(caplog)
+
+
+def test_target_with_copied_layers_and_a_copy_of_its_embedding_is_built(
+    trt: FakeTensorRt, config: BuildConfig, tmp_path: Path
+) -> None:
+    """Made deeper by copies of layers; stored untied, with the head that it had when it was tied."""
+    shape = {"hidden_size": 256, "head_dim": 64, "vocab_size": 512}
+    weights = tiny_models.write_target(tmp_path / "target", **shape) / "model.safetensors"
+    tensors = {name: tensor.read() for name, tensor in read_file(weights).items()}
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    for name in [name for name in tensors if ".layers.1." in name]:
+        tensors[name.replace(".layers.1.", ".layers.2.")] = tensors[name]
+    write_file(weights, tensors)
+    drafter = tiny_models.write_drafter(tmp_path / "drafter", own_embed=True, own_lm_head=True, **shape)
+    manifest = build_engine(
+        replace(config, target_checkpoint=str(weights.parent), draft_checkpoint=str(drafter))
+    ).manifest
+    assert manifest.target_config.tie_word_embeddings
+    assert trt.graphs == ["target.onnx", "drafter_context.onnx", "drafter_block.onnx"]
+
+
+def test_compiler_process_that_dies_is_one_sentence() -> None:
+    """As the kernel ends one where memory runs out; `SimpleNamespace` stands for a job."""
+    job = cast(CompilerJob, SimpleNamespace(run=partial(os._exit, 9)))
+    clock = StepClock({"one": 1.0, "two": 1.0}, None)
+    with pytest.raises(DeviceError, match="a compiler process was killed, probably .* lower --workers"):
+        gpu_plans._run([job, job], ["one", "two"], clock, workers=2)
 
 
 def test_dropped_plugin_is_refused(trt: FakeTensorRt, config: BuildConfig) -> None:

@@ -42,6 +42,7 @@ def test_every_tensor_is_mapped(target: ModelConfig, tmp_path: Path, kind: Draft
         ("eagle3", {"draft_vocab_size": 100}, "field draft_vocab_size"),
         ("eagle3", {"hidden_act": "gelu"}, "this activation is not supported"),
         ("eagle3", {"num_hidden_layers": 2}, "has one layer"),
+        ("mtp", {"tie_word_embeddings": True}, "the target's head is not tied"),
         ("mtp", {"block_size": 2}, "a block_size of 1"),
         ("mtp", {"target_layer_ids": [1, 3]}, "one layer in target_layer_ids"),
         ("eagle3", {"target_layer_ids": [1, 3]}, "the target's last layer, which cannot be a feature"),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from helpers.tiny_models import write_drafter, write_target
+from helpers.toy_tokenizer import tokenizer_json
 
 from trtllm_dspark.checkpoint import load_drafter, load_target, resolve_path
 from trtllm_dspark.checkpoint.paths import find_models
@@ -81,8 +82,13 @@ def test_load_from_wrong_places_says_what_to_pass(tmp_path: Path) -> None:
         load_drafter(tmp_path / "empty", config)
 
 
-def test_checkpoint_files_name_size_and_hash_what_was_read(tmp_path: Path) -> None:
-    files = load_target(write_target(tmp_path, num_shards=2)).files
+def test_checkpoint_files_are_configuration_and_weights(tmp_path: Path) -> None:
+    write_target(tmp_path, num_shards=2)
+    # Engines hold these as they are used and hash them there: they do not say which weights an engine has.
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(), "utf-8")
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        (tmp_path / name).write_text("{}")
+    files = load_target(tmp_path).files
     assert [file.name for file in files] == [
         "config.json",
         "model.safetensors.index.json",

@@ -172,6 +172,29 @@ def test_share_equal_tensors_drops_only_exact_copies(tmp_path: Path) -> None:
     assert (shared.shares_embedding, shared.shares_lm_head) == (False, True)
 
 
+def test_load_drafter_tied_head_is_its_own_embedding(tmp_path: Path) -> None:
+    target = load_target(write_target(tmp_path / "target"))
+    write_drafter(tmp_path / "drafter", own_embed=True, tie_word_embeddings=True)
+    embedding = _tensors(tmp_path / "drafter")["embed_tokens.weight"]
+    drafter = load_drafter(tmp_path / "drafter", target.config)
+    np.testing.assert_array_equal(drafter.arrays["lm_head.weight"], embedding)
+    assert not drafter.config.backbone.tie_word_embeddings
+    # Trained from a frozen copy of an untied target's embedding, the head is still not the target's.
+    tensors = {**_tensors(tmp_path / "drafter"), "embed_tokens.weight": target.arrays["embed.weight"]}
+    write_file(tmp_path / "drafter" / "model.safetensors", tensors)
+    shared = share_equal_tensors(load_drafter(tmp_path / "drafter", target.config), target)
+    assert (shared.shares_embedding, shared.shares_lm_head) == (True, False)
+    np.testing.assert_array_equal(shared.arrays["lm_head.weight"], target.arrays["embed.weight"])
+
+
+def test_load_drafter_tied_without_tables_needs_a_tied_target(tmp_path: Path, target_config: ModelConfig) -> None:
+    write_drafter(tmp_path / "drafter", tie_word_embeddings=True)
+    with pytest.raises(CheckpointError, match="no embedding of its own and the target's head is not tied; set"):
+        load_drafter(tmp_path / "drafter", target_config)
+    tied = load_target(write_target(tmp_path / "tied", tie_word_embeddings=True))
+    assert load_drafter(tmp_path / "drafter", tied.config).shares_lm_head
+
+
 def test_load_drafter_int8_rows_equals_rounded_weights(tmp_path: Path, target_config: ModelConfig) -> None:
     config, tensors = drafter_config(quantization={"method": "int8_per_row"}), drafter_tensors(drafter_config(), seed=0)
     packed: dict[str, Any] = {}

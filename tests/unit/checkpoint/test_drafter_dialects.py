@@ -90,6 +90,12 @@ def test_specforge_old_name_of_confidence_switch_is_read(tmp_path: Path, target_
         ({"use_swa": True, "swa_window_size": 2048}, {}, "use_swa is True"),
         ({"pure_draft_prefix_len": 2}, {}, "pure_draft_prefix_len is 2"),
         ({"gru_hidden_dim": 8}, {}, r"dflash_config\.gru_hidden_dim = 8 is not known"),
+        ({"projector_type": None}, {"projector_type": "domino"}, "projector_type is 'domino'; this form"),
+        ({"attention_mode": None}, {"attention_mode": "mla"}, "attention_mode is 'mla'; this form"),
+        ({}, {"shift_label": False}, "shift_label is False; this form"),
+        ({}, {"causal": True}, "causal is True; this form"),
+        ({}, {"use_swa": True}, "use_swa is True; this form"),
+        ({}, {"pure_draft_prefix_len": 2}, "pure_draft_prefix_len is 2; this form"),
         ({}, {"logit_scale": 2.0}, r"field logit_scale = 2\.0 is not known"),
         ({}, {"markov_rank": 16}, r"markov_rank is 16 and dflash_config\.markov_rank is 32"),
         ({}, {"dflash_config": [1]}, r"dflash_config is \[1\]"),
@@ -110,6 +116,16 @@ def test_speculators_drafter_equals_deepspec_one(tmp_path: Path, target_config: 
     reference = write_directory(tmp_path / "deepspec", drafter_config(), tensors)
     directory = write_directory(tmp_path / "speculators", speculators_config(), tensors)
     _assert_same_drafter(directory, target_config, reference, "speculators")
+
+
+@pytest.mark.parametrize("where", [{"nested": {"tie_word_embeddings": True}}, {"tie_word_embeddings": True}])
+def test_speculators_tied_head_is_the_drafters_embedding(
+    tmp_path: Path, target_config: ModelConfig, where: dict[str, Any]
+) -> None:
+    tensors = drafter_tensors(drafter_config(), seed=4, own_embed=True)
+    write_directory(tmp_path, speculators_config(**where), tensors)
+    arrays = load_drafter(tmp_path, target_config).arrays
+    np.testing.assert_array_equal(arrays["lm_head.weight"], tensors["embed_tokens.weight"])
 
 
 def test_speculators_reduced_vocabulary_offsets_become_target_ids(tmp_path: Path, target_config: ModelConfig) -> None:

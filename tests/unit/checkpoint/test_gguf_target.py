@@ -48,6 +48,8 @@ def test_load_gguf_llama_biases_are_permuted_like_their_rows(tmp_path: Path) -> 
     [
         ({"architecture": "gemma2"}, "architecture 'gemma2' is not supported"),
         ({"arch__rope__scaling__type": "yarn"}, "rope scaling 'yarn'"),
+        ({"arch__rope__scaling__factor": 4.0}, r"linear rope scaling \(rope\.scaling\.factor 4\.0\) is not supported"),
+        ({"arch__rope__scale_linear": 2.0}, r"linear rope scaling \(rope\.scale_linear 2\.0\) is not supported"),
         ({"arch__rope__dimension_count": 8}, "8 of 16 dimensions"),
         ({"arch__attention__value_length": 8}, "different width"),
         ({"arch__attention__sliding_window": 128}, "sliding-window"),
@@ -71,6 +73,18 @@ def test_load_gguf_unsupported_metadata_is_refused_by_name(
     path = write_gguf(tmp_path / "m.gguf", source, **metadata)
     with pytest.raises(CheckpointError, match=message):
         load_target(path)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"arch__rope__scaling__factor": 1.0, "arch__rope__scale_linear": 0.0},
+        {"arch__rope__scaling__type": "none", "arch__rope__scaling__factor": 4.0},
+    ],
+)
+def test_load_gguf_rope_scaling_that_scales_nothing_is_read(tmp_path: Path, metadata: dict[str, Any]) -> None:
+    source = load_target(write_target(tmp_path))
+    assert load_target(write_gguf(tmp_path / "m.gguf", source, **metadata)).config.rope_scaling is None
 
 
 @pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.0.attn_output.bias"])

@@ -58,6 +58,29 @@ def test_read_tokenizer_generation_config_lists_every_end_token() -> None:
     assert assets.chat_template is None
 
 
+END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>", "<end_of_turn>")
+
+
+@pytest.mark.parametrize("text", END_TEXTS)
+def test_read_tokenizer_control_tokens_known_by_their_text_end_a_generation(text: str) -> None:
+    tokens = list(_metadata()["tokenizer.ggml.tokens"])
+    tokens[1] = text
+
+    def ends(**fields: Any) -> Any:
+        assets = read_tokenizer(PATH, _metadata(tokens=tokens, **fields))
+        assert assets is not None
+        return assets.generation_config["eos_token_id"]
+
+    # Token 0, the end of sequence, stands first: templates know it as eos_token.
+    assert ends() == [0, 1]
+    assert ends(eos_token_id=2) == [2, 0, 1]
+    # The text alone may be a user's: it has to be a control token, and the file may give it another meaning.
+    types = list(_metadata()["tokenizer.ggml.token_type"])
+    types[1] = 4
+    assert ends(token_type=types) == [0]
+    assert ends(unknown_token_id=1) == [0]
+
+
 def test_read_tokenizer_without_tokenizer_returns_none() -> None:
     assert read_tokenizer(PATH, {}) is None
 

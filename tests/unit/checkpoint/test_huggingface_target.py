@@ -85,6 +85,92 @@ def test_load_target_llama3_rope_is_read_from_either_field(tmp_path: Path) -> No
     assert (old.rope_theta, old.rope_scaling) == (new.rope_theta, new.rope_scaling) == (5e5, expected)
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+
+
+def test_load_target_rope_scaling_hides_rope_parameters(tmp_path: Path) -> None:
+    saved = {"rope_type": "default", "rope_theta": 1e6}
+    write_target(tmp_path, rope_parameters=saved, rope_scaling={**LLAMA3, "rope_theta": 1e6}, rope_theta=None)
+    config = load_target(tmp_path).config
+    assert (config.rope_theta, config.rope_scaling) == (1e6, RopeScaling(8.0, 1.0, 4.0, 256))
+    _edit_config(tmp_path, rope_scaling={"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 32768})
+    with pytest.raises(CheckpointError, match="rope type 'yarn' is not supported"):
+        load_target(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_load_target_theta_is_read_from_inside_either_field(tmp_path: Path, name: str) -> None:
+    write_target(tmp_path, **{name: {"rope_type": "default", "rope_theta": 1e6}}, rope_theta=None)  # type: ignore[arg-type]
+    assert load_target(tmp_path).config.rope_theta == 1e6
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_scaling": {**LLAMA3, "rope_theta": 5e5}, "rope_theta": 1e4},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_theta": 1e4},
+        {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {**LLAMA3, "rope_theta": 1e4}, "rope_theta": None},
+    ],
+)
+def test_load_target_theta_with_two_values_is_refused(tmp_path: Path, fields: Any) -> None:
+    _edit_config(write_target(tmp_path), **fields)
+    with pytest.raises(CheckpointError, match=r"rope_theta is 10000\.0 in one place and 500000\.0 in another"):
+        load_target(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_load_target_rope_fields_that_are_no_objects_are_refused(tmp_path: Path, name: str) -> None:
+    _edit_config(write_target(tmp_path), **{name: [1.0]})
+    with pytest.raises(CheckpointError, match=rf"{name} is \[1\.0\], expected an object"):
+        load_target(tmp_path)
+
+
+def test_load_target_negative_padding_id_means_none(tmp_path: Path) -> None:
+    write_target(tmp_path, pad_token_id=-1)
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"pad_token_id": -1}))
+    target = load_target(tmp_path)
+    assert target.config.pad_token_id is None
+    assert target.tokenizer is not None
+    assert "pad_token_id" not in target.tokenizer.generation_config
+    for wrong in (True, "0"):
+        _edit_config(tmp_path, pad_token_id=wrong)
+        with pytest.raises(CheckpointError, match="pad_token_id is"):
+            load_target(tmp_path)
+
+
+def test_load_target_special_tokens_are_those_of_the_tokenizers_own_files(tmp_path: Path) -> None:
+    write_target(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json())
+
+    def found(settings: Any, older: Any = None) -> Any:
+        for name, values in (("tokenizer_config.json", settings), ("special_tokens_map.json", older)):
+            (tmp_path / name).unlink(missing_ok=True)
+            if values is not None:
+                (tmp_path / name).write_text(json.dumps(values))
+        tokenizer = load_target(tmp_path).tokenizer
+        assert tokenizer is not None
+        return tokenizer.special_tokens
+
+    settings = {"bos_token": None, "eos_token": {"content": "<|end|>", "lstrip": False}, "model_max_length": 9}
+    expected = {"bos_token": None, "eos_token": "<|end|>"}
+    assert found(None) == {}
+    assert found({"chat_template": "x"}) == {}
+    assert found(settings) == expected
+    # The older map counts only where the newer file does not list the added tokens.
+    assert found(settings, {"eos_token": "<|pad|>"}) == {**expected, "eos_token": "<|pad|>"}
+    assert found({**settings, "added_tokens_decoder": {}}, {"eos_token": "<|pad|>"}) == expected
+    for wrong in (7, {"text": "<|end|>"}):
+        with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: eos_token is .*, expected a token's text"):
+            found({"eos_token": wrong})
+
+
 def test_load_target_tokenizer_template_and_generation_config(tmp_path: Path) -> None:
     write_target(tmp_path)
     assert load_target(tmp_path).tokenizer is None

@@ -53,6 +53,17 @@ def test_load_target_chat_template_with_loop_controls_is_read(tmp_path: Path) ->
     load_target(write(tmp_path, template="{% for m in messages %}{% break %}{% endfor %}"))
 
 
+def test_load_target_chat_template_with_generation_marks_is_read(tmp_path: Path) -> None:
+    load_target(write(tmp_path, template="{% generation %}{{ messages[0].content }}{% endgeneration %}"))
+    with pytest.raises(CheckpointError, match="its chat template cannot be read"):
+        load_target(write(tmp_path, template="{% generation %}"))
+
+
+def test_load_target_chat_template_that_would_not_compile_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="its chat template cannot be read .*no_such_filter"):
+        load_target(write(tmp_path, template="{{ messages | no_such_filter }}"))
+
+
 @pytest.mark.parametrize("ids", [{"eos_token_id": [2, 192]}, {"eos_token_id": 10**30}, {"bos_token_id": 192}])
 def test_load_target_special_token_outside_the_vocabulary_is_refused(tmp_path: Path, ids: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match=rf"{next(iter(ids))} is \d+, outside the vocabulary of 192 tokens"):

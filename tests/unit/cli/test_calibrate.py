@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.toy_pair import ToyPair
 
 from trtllm_dspark.build import BuildConfig, build_engine
+from trtllm_dspark.cli import calibrate
 from trtllm_dspark.cli.main import main
 from trtllm_dspark.engine_dir import open_engine_dir
-from trtllm_dspark.runtime import Session
+from trtllm_dspark.runtime import Request, Session
+from trtllm_dspark.runtime.closed_loop import run_closed_loop
 from trtllm_dspark.speculation import Calibration
 from trtllm_dspark.speculation.calibration_file import read_calibration, write_calibration
 
@@ -107,6 +111,27 @@ def test_calibrate_ignores_the_calibration_that_is_there(engine_dir: Path, tmp_p
     first = read_calibration(open_engine_dir(engine_dir))
     assert main(flags) == 0
     assert read_calibration(open_engine_dir(engine_dir)) == first
+
+
+def test_calibrate_prompts_share_no_random_draws(
+    engine_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int | None] = []
+
+    def run(session: Session, requests: Sequence[Request], **options: Any) -> Iterator[Any]:
+        seeds.extend(request.params.seed for request in requests)
+        return run_closed_loop(session, requests, **options)
+
+    monkeypatch.setattr(calibrate, "run_closed_loop", run)
+    files = [prompts(tmp_path / name, "a", "b", "c") for name in ("a.jsonl", "b.jsonl", "other.jsonl")]
+    own = tmp_path / "a.jsonl"
+    own.write_text(own.read_text() + "\n" + json.dumps({"prompt": "d", "seed": 0}))
+    flags = ("--prompts_file", *files[:2], "--eval_prompts_file", files[2], "--seed", "0", "--temperature", "1", *LONG)
+    for _ in range(2):
+        assert main(["calibrate", "--engine_dir", str(engine_dir), *flags]) == 0
+    assert seeds[:10] == seeds[10:]
+    assert seeds[3] == 0
+    assert len(set(seeds)) == 10
 
 
 def test_calibrate_too_little_text_is_refused(

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.toy_pair import ToyPair
 
 from trtllm_dspark.build import BuildConfig, build_engine
+from trtllm_dspark.cli import eval as eval_command
 from trtllm_dspark.cli.main import main
 from trtllm_dspark.engine_dir import open_engine_dir
+from trtllm_dspark.evaluation import EvaluationRun, run_domain
+from trtllm_dspark.runtime import Request
 from trtllm_dspark.speculation import Calibration
 from trtllm_dspark.speculation.calibration_file import write_calibration
 
@@ -97,6 +102,24 @@ def test_eval_bad_flag_is_one_sentence(
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert message in captured.err
+
+
+def test_eval_prompts_share_no_random_draws_across_domains(
+    toy_engine_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int | None] = []
+
+    def run(engine: Any, tokenizer: Any, requests: Sequence[Request], **options: Any) -> EvaluationRun:
+        seeds.extend(request.params.seed for request in requests)
+        return run_domain(engine, tokenizer, requests, **options)
+
+    monkeypatch.setattr(eval_command, "run_domain", run)
+    rows = [{"prompt": text, "domain": domain} for text, domain in (("abc", "x"), ("abc", "y"), ("ab", "x"))]
+    path = write_prompts(tmp_path / "p.jsonl", *rows, {"prompt": "cd", "domain": "y", "seed": 5})
+    flags = ("--prompts_file", path, "--temperatures", "1", *SHORT)
+    assert main(["eval", "--engine_dir", str(toy_engine_dir), *flags]) == 0
+    assert seeds[-1] == 5
+    assert len(set(seeds)) == 4
 
 
 def test_eval_refuses_prompts_that_set_a_temperature(

@@ -6,8 +6,9 @@ import json
 import logging
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from helpers.toy_pair import ToyPair
@@ -16,7 +17,8 @@ from trtllm_dspark.cli import profile
 from trtllm_dspark.cli.main import main
 from trtllm_dspark.engine import Engine
 from trtllm_dspark.engine.device import cpu_name, device_name
-from trtllm_dspark.engine_dir import open_engine_dir
+from trtllm_dspark.engine_dir import EngineDirectory, open_engine_dir
+from trtllm_dspark.load import Sample
 from trtllm_dspark.runtime import Session
 from trtllm_dspark.runtime.scheduling import load_cost_table
 from trtllm_dspark.speculation import CostTable
@@ -188,6 +190,65 @@ def test_profile_keeps_a_clock_of_null_on_a_cpu(engine_dir: Path, monkeypatch: p
     measured(monkeypatch, RISING)
     assert main(["profile", "--engine_dir", str(engine_dir)]) == 0
     assert json.loads((engine_dir / "cost_table.json").read_text())["sm_clock_mhz"] is None
+
+
+class TwoGpus:
+    """NVML of a machine whose second GPU is at work."""
+
+    samples: ClassVar[dict[int | str, Sample]] = {
+        0: Sample(0.0, sm_clock_mhz=345, throttle_reasons=0x1),
+        1: Sample(0.0, sm_clock_mhz=1755, throttle_reasons=0x4),
+        "GPU-silent": Sample(0.0, sm_clock_mhz=900),
+        "GPU-old": Sample(0.0, sm_clock_mhz=1100, sm_utilization=0.9),
+        "GPU-gone": Sample(0.0, failure="no_gpu", message="no such GPU"),
+    }
+
+    def __init__(self, device: int | str) -> None:
+        self.device = device
+
+    def read(self) -> Sample:
+        return self.samples[self.device]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("flags", "clock", "message"),
+    [
+        ((), None, "the GPU was idle"),
+        (("--load_device", "1"), 1755, ""),
+        (("--load_device", "GPU-silent"), None, "the GPU was idle"),
+        (("--load_device", "GPU-old"), 1100, ""),
+        (("--load_device", "GPU-gone"), None, "no such GPU"),
+    ],
+)
+def test_profile_keeps_the_clock_of_the_named_gpu_unless_it_is_idle(
+    engine_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    flags: tuple[str, ...],
+    clock: int | None,
+    message: str,
+) -> None:
+    def open_for_gpu(path: Path, **options: Any) -> EngineDirectory:
+        directory = open_engine_dir(path, **options)
+        return replace(directory, manifest=replace(directory.manifest, backend="tensorrt"))
+
+    monkeypatch.setattr(profile, "open_engine_dir", open_for_gpu)
+    kept: list[StoredCostTable] = []
+    monkeypatch.setattr(profile, "write_cost_table", lambda directory, stored: kept.append(stored))
+    monkeypatch.setattr(profile, "NvmlReader", TwoGpus)
+    measured(monkeypatch, RISING)
+    assert main(["profile", "--engine_dir", str(engine_dir), *flags]) == 0
+    assert [stored.sm_clock_mhz for stored in kept] == [clock]
+    assert ("the table keeps no SM clock" in caplog.text) == (clock is None)
+    assert message in caplog.text
+
+
+def test_profile_gpu_of_an_engine_on_a_cpu_is_refused(engine_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "--engine_dir", str(engine_dir), "--load_device", "0"]) == 2
+    assert "this engine runs on a CPU; leave it out" in capsys.readouterr().err
 
 
 def test_table_of_a_gpu_engine_is_labelled_by_what_it_was_compiled_for() -> None:

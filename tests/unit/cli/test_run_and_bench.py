@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from helpers.toy_pair import LOOP_TEXT, ToyPair, accepted_len, per_position
 from helpers.toy_tokenizer import encode
 
 from trtllm_dspark.build import BuildConfig, build_engine
+from trtllm_dspark.cli import _acceptance_output
 from trtllm_dspark.cli.main import main
+from trtllm_dspark.runtime import Request, Session
+from trtllm_dspark.runtime.closed_loop import run_closed_loop
 
 JSON_FIELDS = [
     "index",
@@ -262,6 +266,24 @@ def test_bench_table_names_every_mode(command: Command, tmp_path: Path) -> None:
 def test_bench_bad_flag_is_one_sentence(command: Command, tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
     path = write_prompts(tmp_path / "p.jsonl", {"prompt": "abc"})
     assert message in command.refused("bench", "--prompts_file", path, *flags)
+
+
+def test_recorded_prompts_share_no_random_draws(
+    toy_engine_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seeds: list[int | None] = []
+
+    def run(session: Session, requests: Sequence[Request], **options: Any) -> Iterator[Any]:
+        seeds.extend(request.params.seed for request in requests)
+        return run_closed_loop(session, requests, **options)
+
+    monkeypatch.setattr(_acceptance_output, "run_closed_loop", run)
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": "abc", "domain": domain}) + "\n" for domain in "xxy"))
+    flags = ("--acceptance_output", str(tmp_path / "a.json"), "--seed", "0", "--temperature", "1", "--ignore_eos")
+    code, _, err = Command(toy_engine_dir, capsys)("bench", "--prompts_file", str(prompts), *flags)
+    assert code == 0, err
+    assert len(seeds) == len(set(seeds)) == 3
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ ROWS = _core.SimulatedRows(np.array([1, 0, 1, 2]), np.array([1, 2, 0, 0]), by_to
 for block in range(2):
     ROWS.join(block, 100)
 DRIFT_RULES = {
-    **dict.fromkeys(("memory", "prior", "flat"), 0.5),
-    **dict.fromkeys(("outlier", "base_bound", "marginal_bound", "draft_bound"), 3.0),
+    **dict.fromkeys(("noise", "common", "ratio", "doubt", "shape", "memory", "flat"), 0.5),
+    **dict.fromkeys(("surprise", "outlier", "base_bound", "marginal_bound", "draft_bound"), 3.0),
 }
 DRIFT = _core.CostDrift(**DRIFT_RULES)
 CALLS: dict[str, tuple[Any, dict[str, Any]]] = {

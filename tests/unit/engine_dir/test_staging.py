@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,8 @@ from helpers.engine_files import WEIGHTS, fill_engine_dir
 
 from trtllm_dspark.engine_dir import open_engine_dir, stage_directory, staging
 from trtllm_dspark.errors import DeviceError, UsageError
+
+NOBODY = 65534
 
 
 def publish(destination: Path, payload: bytes, *, overwrite: bool = False) -> None:
@@ -56,10 +62,7 @@ def test_stage_existing_engine_needs_overwrite_and_is_replaced_whole(tmp_path: P
     assert os.listdir(tmp_path) == ["engine"]
 
 
-@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS])
-def test_stage_without_rename_exchange_replaces_in_two_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def without_rename_exchange(monkeypatch: pytest.MonkeyPatch, code: int = errno.EINVAL) -> None:
     class Library:
         @staticmethod
         def renameat2(*_: object) -> int:
@@ -67,10 +70,157 @@ def test_stage_without_rename_exchange_replaces_in_two_steps(
 
     monkeypatch.setattr(staging.ctypes, "CDLL", lambda *_, **__: Library)
     monkeypatch.setattr(staging.ctypes, "get_errno", lambda: code)
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS])
+def test_stage_without_rename_exchange_replaces_in_two_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    without_rename_exchange(monkeypatch, code)
     publish(tmp_path / "engine", b"one")
     publish(tmp_path / "engine", b"two", overwrite=True)
     assert (tmp_path / "engine" / WEIGHTS).read_bytes() == b"two"
     assert os.listdir(tmp_path) == ["engine"]
+
+
+def test_stage_killed_between_two_renames_brings_the_old_engine_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    without_rename_exchange(monkeypatch)
+    fill_engine_dir(tmp_path / ".engine.replaced", b"one")
+    # Before the build, not at its end.
+    with pytest.raises(UsageError, match="add --overwrite"):
+        stage_directory(tmp_path / "engine", overwrite=False).__enter__()
+    assert os.listdir(tmp_path) == ["engine"]
+    assert (tmp_path / "engine" / WEIGHTS).read_bytes() == b"one"
+    assert "engine was brought back" in caplog.text
+    publish(tmp_path / "engine", b"two", overwrite=True)
+    assert (tmp_path / "engine" / WEIGHTS).read_bytes() == b"two"
+    assert os.listdir(tmp_path) == ["engine"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_stage_killed_behind_both_renames_is_cleaned_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    without_rename_exchange(monkeypatch)
+    publish(tmp_path / "engine", b"one")
+    fill_engine_dir(tmp_path / ".engine.replaced", b"old")
+    if not whole:
+        (tmp_path / ".engine.replaced" / WEIGHTS).unlink()
+    publish(tmp_path / "engine", b"two", overwrite=True)
+    assert (tmp_path / "engine" / WEIGHTS).read_bytes() == b"two"
+    assert os.listdir(tmp_path) == ["engine"]
+
+
+def test_stage_never_brings_back_half_an_engine(tmp_path: Path) -> None:
+    fill_engine_dir(tmp_path / ".engine.replaced", b"old")
+    (tmp_path / ".engine.replaced" / WEIGHTS).unlink()
+    publish(tmp_path / "engine", b"two")
+    assert (tmp_path / "engine" / WEIGHTS).read_bytes() == b"two"
+    assert os.listdir(tmp_path) == ["engine"]
+
+
+def test_stage_leaves_a_replacement_that_another_build_is_finishing(tmp_path: Path) -> None:
+    fill_engine_dir(tmp_path / ".engine.replaced", b"old")
+    lock = os.open(tmp_path / ".engine.replaced", os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="another build is writing"):
+            publish(tmp_path / "engine", b"two")
+    finally:
+        os.close(lock)
+    assert os.listdir(tmp_path) == [".engine.replaced"]
+
+
+@pytest.fixture
+def user_path() -> Iterator[Path]:
+    """Return an empty folder of a user whom write protection stops, which it does not stop root from writing."""
+    with tempfile.TemporaryDirectory() as name:
+        root = os.geteuid() == 0
+        if root:
+            os.chown(name, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+        try:
+            if not os.access(name, os.W_OK, effective_ids=True):
+                pytest.skip("needs a folder for temporary files that every user reaches")
+            yield Path(name)
+        finally:
+            if root:
+                os.seteuid(0)
+
+
+def protect(directory: Path) -> None:
+    for path in (*directory.rglob("*"), directory):
+        path.chmod(path.stat().st_mode & ~0o222)
+
+
+def with_folder(engine: Path) -> None:
+    """Add what a stripped plan leaves: a folder in the engine."""
+    (engine / "graphs").mkdir()
+    (engine / "graphs" / "target.onnx").write_bytes(b"graph")
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_stage_write_protected_engine_is_replaced_and_gone(
+    user_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    if not exchange:
+        without_rename_exchange(monkeypatch)
+    publish(user_path / "engine", b"one")
+    with_folder(user_path / "engine")
+    protect(user_path / "engine")
+    publish(user_path / "engine", b"two", overwrite=True)
+    assert (user_path / "engine" / WEIGHTS).read_bytes() == b"two"
+    assert os.listdir(user_path) == ["engine"]
+
+
+def test_stage_write_protected_leftover_stops_no_build(user_path: Path) -> None:
+    fill_engine_dir(user_path / ".engine.building")
+    with_folder(user_path / ".engine.building")
+    protect(user_path / ".engine.building")
+    publish(user_path / "engine", b"two")
+    open_engine_dir(user_path / "engine")
+    assert os.listdir(user_path) == ["engine"]
+
+
+def test_stage_what_cannot_be_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(staging.shutil, "rmtree", refuse)
+    monkeypatch.setattr(staging, "_fsync", fail)
+    path = tmp_path / ".engine.building"
+    with pytest.raises(DeviceError, match=rf"check the disk or choose another --output_dir, remove {path} by hand"):
+        publish(tmp_path / "engine", b"one")
+    assert f"{path} could not be removed" in caplog.text
+
+
+def test_stage_never_follows_a_link_out_of_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir(mode=0o500)
+    with stage_directory(tmp_path / "engine", overwrite=False) as staged:
+        (staged.path / "link").symlink_to(tmp_path / "home")
+    assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o500
+
+
+def test_stage_mount_point_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == volume)
+    with pytest.raises(UsageError, match=rf"{volume} is a mount point; choose a directory in it, {volume}/engine"):
+        publish(volume, b"one")
+    assert os.listdir(tmp_path) == ["volume"]
+    publish(volume / "engine", b"one")
+    fill_engine_dir(volume)
+    with pytest.raises(UsageError, match="is a mount point"):
+        publish(volume, b"one", overwrite=True)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

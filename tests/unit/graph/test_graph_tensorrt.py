@@ -305,6 +305,33 @@ def test_checker_finds_a_head_stored_twice(turned: bool, tmp_path: Path) -> None
         check_tensorrt(planted, tmp_path)
 
 
+@pytest.mark.parametrize("weight_dtype", ["bfloat16", "w8a16"])
+def test_checker_accepts_copied_layers_and_projections_of_zeros(weight_dtype: WeightDtype, tmp_path: Path) -> None:
+    """What a checkpoint made deeper by copies of its layers holds, and one whose new layers begin as zeros."""
+    config = replace(SMALL, num_layers=4, hidden_size=256, intermediate_size=512, head_dim=64)
+    arrays = random_arrays(config, np.random.default_rng(0))
+    for name in [name for name in arrays if name.startswith("layers.0.")]:
+        arrays[f"layers.1.{name.removeprefix('layers.0.')}"] = arrays[name]
+    for layer in (2, 3):
+        for name in ("o", "down"):
+            arrays[f"layers.{layer}.{name}.weight"] = np.zeros_like(arrays[f"layers.{layer}.{name}.weight"])
+    # As large as what the check compares.
+    assert arrays["layers.1.o.weight"].size >= 1 << 16
+    lowering = TrtNativeLowering(LENGTH)
+    write_target(tmp_path, config, arrays, max_seq_len=80, weight_dtype=weight_dtype, lowering=lowering)
+    check_tensorrt(onnx.load(tmp_path / "target.onnx", load_external_data=False), tmp_path)
+
+
+def test_checker_finds_a_table_equal_to_a_matrix_of_a_layer(tmp_path: Path) -> None:
+    config = replace(SMALL, vocab_size=512, hidden_size=256, intermediate_size=512, head_dim=64)
+    arrays = random_arrays(config, np.random.default_rng(0))
+    arrays["lm_head.weight"] = np.ascontiguousarray(arrays["layers.2.down.weight"].T)
+    with pytest.raises(EngineError, match=r"'layers.2.down.weight' and 'lm_head.weight' hold the same values"):
+        write_target(
+            tmp_path, config, arrays, max_seq_len=80, weight_dtype="bfloat16", lowering=TrtNativeLowering(LENGTH)
+        )
+
+
 def test_checker_refuses_the_graph_of_the_cpu_engine(tmp_path: Path) -> None:
     arrays = random_arrays(SMALL, np.random.default_rng(0))
     write_target(tmp_path, SMALL, arrays, max_seq_len=80, weight_dtype="float32")

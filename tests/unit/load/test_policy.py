@@ -66,6 +66,15 @@ def test_one_large_allocation_is_no_trend() -> None:
     assert {state.admission_scale for state in states} == {1.0}
 
 
+def test_memory_that_another_engine_of_ours_took_is_normal_once_said() -> None:
+    before, after = (replace(CALM, memory_free_bytes=free * GB) for free in (8, 1))
+    policy = LoadPolicy()
+    assert feed(policy, [before, after])[-1].admission_closed
+    policy.rebase_memory()
+    assert feed(policy, [after] * 5, start=2)[-1] == LoadState(available=True)
+    assert feed(policy, [replace(CALM, memory_free_bytes=GB // 3)], start=7)[-1].admission_closed
+
+
 def test_admission_opens_only_after_the_release_time() -> None:
     full = replace(CALM, memory_free_bytes=GB)
     policy = LoadPolicy()

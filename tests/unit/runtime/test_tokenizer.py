@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.toy_tokenizer import CHAT_TEMPLATE, EOS, encode, tokenizer_json
+from helpers.toy_tokenizer import CHAT_TEMPLATE, EOS, MASK, PAD, encode, tokenizer_json
 
 from trtllm_dspark.errors import EngineError, RequestError
 from trtllm_dspark.runtime import Tokenizer
@@ -18,6 +18,41 @@ def test_encode_chat_renders_the_template() -> None:
 def test_render_chat_offers_tokens_json_and_loop_controls() -> None:
     template = "{{ eos_token }}{{ messages | tojson }}{% for m in messages %}{% break %}{% endfor %}"
     assert make(template).render_chat([{"content": "<&>"}]) == '<|end|>[{"content": "<&>"}]'
+
+
+def test_render_chat_marks_of_generation_change_nothing() -> None:
+    inside = "{% generation %}{% set x = 'b' %}{{ x }}{{ m.content }}\n{% endgeneration %}"
+    template = "{% set x = 'a' %}{% for m in messages %}" + inside + "{{ x }}{% endfor %}"
+    assert make(template).render_chat([{"content": "hi"}]) == "bhi\na"
+
+
+def test_render_chat_json_takes_what_templates_give_it() -> None:
+    template = "{{ messages | tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=true) }}"
+    assert make(template).render_chat([{"b": "é", "a": 1}]) == '[{"a":1,"b":"\\u00e9"}]'
+    assert make("{{ messages | tojson(indent=1) }}").render_chat(["é"]) == '[\n "é"\n]'  # type: ignore[list-item]
+
+
+def test_render_chat_tools_and_documents_are_none_unless_given() -> None:
+    template = make("{% if tools is not none %}T{% endif %}{% if documents is not none %}D{% endif %}")
+    assert template.render_chat([]) == ""
+    assert template.render_chat([], tools=[1]) == "T"
+
+
+def test_render_chat_special_tokens_are_those_of_the_tokenizer() -> None:
+    template = "{{ bos_token }}[{{ eos_token }}]{{ pad_token }}{{ unk_token is defined }}"
+    # As the ids say: the engines of earlier versions.
+    plain = Tokenizer(tokenizer_json(), chat_template=template, eos_token_ids=(EOS, PAD), bos_token_id=MASK)
+    assert plain.render_chat([]) == "<|mask|>[<|end|>]False"
+    # Llama 3.1 generates until either of two tokens and its template closes turns with the second; Qwen3 has no bos.
+    named = Tokenizer(
+        tokenizer_json(),
+        chat_template=template,
+        eos_token_ids=(EOS, PAD),
+        bos_token_id=MASK,
+        special_tokens={"bos_token": None, "eos_token": "<|pad|>", "pad_token": "<|pad|>", "unk_token": None},
+    )
+    assert named.render_chat([]) == "[<|pad|>]<|pad|>False"
+    assert named.eos_token_ids == (EOS, PAD)
 
 
 def test_encode_half_a_surrogate_pair_is_refused() -> None:

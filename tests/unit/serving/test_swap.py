@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,35 +15,60 @@ import pytest
 from helpers.fake_engine import FakeEngine, greedy
 
 from trtllm_dspark.engine_dir import GpuBuild, Manifest, open_engine_dir
+from trtllm_dspark.engine_process import runner, swap
 from trtllm_dspark.engine_process.lanes import Lane
 from trtllm_dspark.engine_process.loop import EngineLoop
 from trtllm_dspark.engine_process.metrics import EngineMetrics
 from trtllm_dspark.engine_process.opening import check_interchangeable
 from trtllm_dspark.engine_process.queue import RequestQueue
-from trtllm_dspark.engine_process.requests import GenerationRequest
+from trtllm_dspark.engine_process.requests import GenerationRequest, RequestLimits
 from trtllm_dspark.engine_process.sequential import RatioSums, difference_interval
 from trtllm_dspark.engine_process.session_request import make_session_request
 from trtllm_dspark.engine_process.streams import Stream
 from trtllm_dspark.engine_process.swap import DrafterSwap, TrialOptions
 from trtllm_dspark.errors import EngineError, EngineMismatch, UsageError
+from trtllm_dspark.load import LoadMonitor, Sample
 from trtllm_dspark.runtime import Session
+from trtllm_dspark.runtime.load_control import LoadControl
 
 
-def lane(engine: FakeEngine, name: str) -> Lane:
-    return Lane(Session(engine, None, speculation="fixed"), make_session_request, engine.max_batch_size, name)
+def lane(engine: FakeEngine, name: str, load: LoadControl | None = None) -> Lane:
+    limit = None if load is None else load.request_limit
+    session = Session(engine, None, speculation="fixed")
+    return Lane(session, make_session_request, engine.max_batch_size, name, request_limit=limit)
+
+
+class Memory:
+    """A device of 80 GB on which 8 are free beside the first engine, and a second one takes 7."""
+
+    def __init__(self) -> None:
+        self.engines = 1
+        self.others = 0.0
+
+    def read(self) -> Sample:
+        free = 8.0 - 7.0 * (self.engines - 1) - self.others
+        return Sample(time.monotonic(), memory_total_bytes=80 * 10**9, memory_free_bytes=int(free * 1e9))
+
+    def close(self) -> None:
+        pass
 
 
 class Server:
     """A loop on a thread of its own, and what may be swapped in."""
 
-    def __init__(self, candidate: FakeEngine | Exception) -> None:
+    def __init__(self, candidate: FakeEngine | Exception, memory: Memory | None = None) -> None:
+        self.memory = memory
+        self.load = None
+        if memory is not None:
+            self.load = LoadControl(LoadMonitor(memory, interval_s=0.005), max_requests=4, max_drafts=16)
+            self.load.start()
         self.incumbent = FakeEngine(max_seq_len=400, mistake_every=2)
         self.candidate = candidate
         self.metrics = EngineMetrics()
         self.promoted: list[str] = []
         self.answers: dict[int, list[dict[str, Any]]] = {}
         self.loop = EngineLoop(
-            lane(self.incumbent, "old"), queue=RequestQueue(max_waiting=10_000), metrics=self.metrics
+            lane(self.incumbent, "old", self.load), queue=RequestQueue(max_waiting=10_000), metrics=self.metrics
         )
         self.loop.swap = self.swap = DrafterSwap(
             self.loop.lanes,
@@ -50,14 +76,23 @@ class Server:
             self.metrics,
             wake=self.loop.wake,
             on_promoted=lambda new: self.promoted.append(new.engine_dir),
+            on_memory_changed=self.memory_changed,
         )
-        self._thread = threading.Thread(target=self.loop.run)
+        self._thread = threading.Thread(target=self.loop.run, daemon=True)  # a failed test ends
         self._thread.start()
 
     def open(self, engine_dir: str) -> Lane:
         if isinstance(self.candidate, Exception):
             raise self.candidate
-        return lane(self.candidate, engine_dir)
+        if self.memory is not None:
+            self.memory.engines = 2
+        return lane(self.candidate, engine_dir, self.load)
+
+    def memory_changed(self) -> None:
+        if self.memory is not None and self.load is not None:
+            closed = [e for e in (self.incumbent, self.candidate) if isinstance(e, FakeEngine) and "close" in e.passes]
+            self.memory.engines = 2 - len(closed)
+            self.load.rebase_memory()
 
     def submit(self, handle: int, *, max_tokens: int = 24) -> None:
         fields: dict[str, Any] = {
@@ -82,6 +117,12 @@ class Server:
             assert time.monotonic() < deadline, self.swap.status()
             time.sleep(0.005)
 
+    def sampled(self) -> None:
+        """Wait until what the memory is now has been read from the beginning."""
+        assert self.load is not None
+        count = self.load.metrics()["dspark_load_samples"]
+        self.wait(lambda: self.load.metrics()["dspark_load_samples"] >= count + 3)
+
     def state(self, name: str) -> bool:
         return bool(self.swap.status()["state"] == name)
 
@@ -102,6 +143,8 @@ class Server:
         self.loop.request_stop()
         self._thread.join(30.0)
         assert not self._thread.is_alive()
+        if self.load is not None:
+            self.load.stop()
 
     def assert_every_answer_is_right(self, *, except_codes: tuple[str, ...] = ()) -> None:
         assert self.answers
@@ -117,8 +160,8 @@ class Server:
 def serve() -> Iterator[Callable[..., Server]]:
     started: list[Server] = []
 
-    def start(candidate: FakeEngine | Exception) -> Server:
-        started.append(Server(candidate))
+    def start(candidate: FakeEngine | Exception, memory: Memory | None = None) -> Server:
+        started.append(Server(candidate, memory))
         return started[-1]
 
     yield start
@@ -210,6 +253,64 @@ def test_candidate_that_cannot_be_loaded_changes_nothing(serve: Callable[..., Se
     server.wait(lambda: "outcome" in server.swap.status())
     assert server.swap.status()["reason"] == "no such engine"
     server.wait(lambda: server.state("idle"))
+
+
+def test_memory_of_the_candidate_does_not_close_admission(serve: Callable[..., Server]) -> None:
+    memory = Memory()
+    server = serve(FakeEngine(max_seq_len=400, mistake_every=0), memory)
+    server.sampled()
+    server.swap.start("new", OPTIONS)
+    server.run_until_decided()
+    assert server.swap.status()["outcome"] == "promoted"
+    # Once the old engine is closed, 8 GB are normal again and 1 GB is too little.
+    server.sampled()
+    memory.others = 7.0
+    server.wait(lambda: server.load.request_limit() == 0)
+    memory.others = 0.0
+    server.load.rebase_memory()
+
+
+def test_served_lane_tells_the_load_when_its_memory_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    class Socket:
+        def __init__(self, path: str, service: Any) -> None:
+            told.append(service.swap)
+
+        def start(self) -> None:
+            pass
+
+        stop = start
+
+    monkeypatch.setattr(runner, "ConnectionServer", Socket)
+    monkeypatch.setattr(runner.signal, "signal", lambda *args: None)
+    monkeypatch.setattr(EngineLoop, "run", lambda self: None)
+    load = LoadControl(LoadMonitor(Memory()), max_requests=4, max_drafts=16)
+    options = runner.ProcessOptions("socket", 8)
+    served = lane(FakeEngine(), "old", load)
+    limits = RequestLimits(max_seq_len=96, vocab_size=64, max_draft_len=4, max_prompt_bytes=100)
+    encoder: Any = SimpleNamespace(token_text=None)
+    runner.serve_lane(served, lambda now, then: served, encoder, limits, options, {}, EngineMetrics(), load)
+    assert told[0]._on_memory_changed == load.rebase_memory
+
+
+def test_trial_that_nobody_may_enter_fails_and_gives_its_memory_back(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swap, "STARVED_S", 0.1)
+    memory = Memory()
+    server = serve(FakeEngine(max_seq_len=400, mistake_every=0), memory)
+    server.sampled()
+    server.swap.start("new", OPTIONS)
+    server.wait(lambda: server.state("trial"))
+    server.sampled()
+    memory.others = 0.6
+    server.wait(lambda: "outcome" in server.swap.status())
+    assert server.swap.status()["outcome"] == "failed"
+    assert "let no request start for 0.1 s" in server.swap.status()["reason"]
+    server.wait(lambda: server.state("idle"))
+    server.submit(0)
+    server.wait(lambda: server.finished(0))
 
 
 def test_abort_keeps_the_incumbent_and_a_second_swap_waits_its_turn(serve: Callable[..., Server]) -> None:
@@ -322,3 +423,16 @@ def test_check_interchangeable_takes_another_drafter_and_names_what_else_differs
     ):
         with pytest.raises(EngineMismatch, match=words):
             check_interchangeable(manifest, dataclasses.replace(manifest, **changes), "new")
+
+
+def test_check_interchangeable_wants_the_same_special_tokens(manifest: Manifest) -> None:
+    manifest = dataclasses.replace(manifest, drafter=manifest.target)
+    entry = dataclasses.replace(manifest.files[0], name="special_tokens.json")
+    newer = dataclasses.replace(manifest, files=(*manifest.files, entry))
+    other = dataclasses.replace(manifest, files=(*manifest.files, dataclasses.replace(entry, sha256="0" * 64)))
+    check_interchangeable(newer, newer, "new")
+    with pytest.raises(EngineMismatch, match="build the serving engine again too"):
+        check_interchangeable(manifest, newer, "new")
+    for candidate in (manifest, other):
+        with pytest.raises(EngineMismatch, match=r"special_tokens\.json of new is not that of the serving engine"):
+            check_interchangeable(newer, candidate, "new")

@@ -108,6 +108,19 @@ def test_written_cost_table_is_read_again(tmp_path: Path, capsys: pytest.Capture
     assert json.loads(again)["estimated"] is True
 
 
+def test_written_cost_table_keeps_what_a_round_takes_beside_the_passes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "t.json"
+    flags = ("--acceptance", "qwen3-4b", "--traffic", "closed:2", "--policy", "off", "--json")
+    slow = ("--host_us", "9000", "--max_queue_size", "3", "--write_cost_table", str(table))
+    first = simulate(capsys, *BASE, *flags, *slow)[1]
+    again = simulate(capsys, "--cost_table", str(table), *BASE[2:], *flags)[1]
+    assert json.loads(again)["rows"][0]["tokens_per_s"] == pytest.approx(
+        json.loads(first)["rows"][0]["tokens_per_s"], rel=1e-3
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -124,6 +137,9 @@ def test_written_cost_table_is_read_again(tmp_path: Path, capsys: pytest.Capture
         (("--acceptance", "qwen3-4b", "--report", "/no/such/r.html"), "the folder /no/such does not exist"),
         (("--acceptance", "qwen3-4b", "--sla", "fast"), "use tok_s_user=NUMBER"),
         (("--acceptance", "qwen3-4b", "--autoscale", "9"), "use LEAST:MOST"),
+        (("--acceptance", "qwen3-4b", "--seed", "-1"), "--seed must be at least 0, got -1"),
+        (("--acceptance", "qwen3-4b", "--prompt_tokens", "0.5"), "lengths '0.5' are not known"),
+        (("--acceptance", "qwen3-4b", "--prompt_tokens", "uniform:0.2:0.7"), "N, LOW and HIGH whole"),
         (("--acceptance", "qwen3-4b", "--host_us", "-1"), "--host_us must be at least 0"),
         (("--acceptance", "qwen3-4b", "--cost_table", "v100:x"), "estimate 'v100:x' is not known"),
     ],

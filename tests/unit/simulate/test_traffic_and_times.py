@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 from trtllm_dspark.errors import ConfigError, UsageError
 from trtllm_dspark.simulate.estimate import GPUS, MODELS, Assumptions, Roofline, estimated_table, parse_estimate
 from trtllm_dspark.simulate.pareto import Point, frontier, speed_at, throughput_at
+from trtllm_dspark.simulate.server import Server
 from trtllm_dspark.simulate.server_file import Overrides, load_server, write_server
 from trtllm_dspark.simulate.times import EngineTimes, LookupTable
 from trtllm_dspark.simulate.traffic import Lengths, Process, make_traffic, read_trace
 from trtllm_dspark.speculation import CostTable
+from trtllm_dspark.speculation.cost_table import DraftShape, VerifyShape
 
 
 def times_of(text: str, count: int = 20_000) -> np.ndarray:
@@ -67,7 +70,11 @@ def test_bad_process_is_one_sentence(text: str) -> None:
         Process.parse(text)
 
 
-@pytest.mark.parametrize("text", ["0", "x", "uniform:5:3", "lognormal:5", "lognormal:5:-1", "normal:5:1"])
+@pytest.mark.parametrize(
+    "text",
+    ["0", "0.5", "7.5", "x", "uniform:5:3", "uniform:0.2:0.7", "uniform:1:2.5", "lognormal:5", "lognormal:5:-1",
+     "lognormal:0.5:1", "normal:5:1"],
+)  # fmt: skip
 def test_bad_lengths_are_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match="use N, uniform:LOW:HIGH"):
         Lengths.parse(text)
@@ -179,12 +186,50 @@ def test_written_estimate_says_so_and_reads_back(tmp_path: Path) -> None:
     assert set(read.drafters) == set(server.drafters)
 
 
+def test_written_server_reads_back_whole(tmp_path: Path) -> None:
+    verify = {VerifyShape(1, tokens, tokens, 0): 1000.0 + 100 * tokens for tokens in (1, 8)}
+    times = LookupTable.of(CostTable(verify, {DraftShape(1, 0): 50.0}, (2, 4, 8)))
+    server = Server(
+        "GPU", times, False, 4, 512, 64, 7, max_queue_size=9, shared_prefill=True, host_us=300.5, host_request_us=2.0,
+        host_token_us=0.25, prefill_us=(800.0, 1.5), ragged_us=40.0, absorb_us=3.0, drafters={"mtp1": times},
+    )  # fmt: skip
+    path = tmp_path / "t.json"
+    write_server(path, server)
+    assert load_server(str(path), Overrides()) == server
+    assert load_server(str(path), Overrides(host_us=0.0, max_queue_size=5)) == dataclasses.replace(
+        server, host_us=0.0, max_queue_size=5
+    )
+
+
+def test_cost_table_of_an_engine_keeps_its_staircase_as_a_file(tmp_path: Path) -> None:
+    limits = Overrides(max_batch_size=4, max_seq_len=512, max_num_tokens=64, max_draft_len=7)
+    path = tmp_path / "cost_table.json"
+    content = {"schema": "trtllm_dspark.cost_table", "schema_version": 1, "engine_hash": "0" * 64, "device": "GPU",
+               "num_threads": 2, "token_sizes": [4, 8], "verify_us": [[1, 1, 1, 0, 100.0], [1, 8, 8, 0, 800.0]],
+               "draft_us": [[1, 0, 20.0]]}  # fmt: skip
+    path.write_text(json.dumps(content))
+    assert load_server(str(path), limits).table.step_time_us(1, 8).tolist()[1:] == [400.0] * 4 + [800.0] * 4
+    for changed in ({"token_sizes": [8, 4]}, {"token_sizes": [0]}, {"host_us": -1}, {"prefill_us": [1]}):
+        path.write_text(json.dumps(content | changed))
+        with pytest.raises(UsageError, match="is malformed"):
+            load_server(str(path), limits)
+
+
 def test_memory_bounds_the_slots_of_an_estimate() -> None:
     wide = load_server("rtx4090:qwen3-8b", Overrides(max_seq_len=2048))
     # 24 GB hold 16 GB of weights and a few caches of 300 MB.
     assert 4 < wide.max_batch_size < 32
-    with pytest.raises(ConfigError, match="does not fit into 1 x RTX 4090"):
-        load_server("rtx4090:qwen3-14b", Overrides())
+
+
+@pytest.mark.parametrize("text", ["rtx4090:qwen3-14b", "2xrtx4090:v4-flash-like", "l40s:v4-flash-like"])
+def test_model_that_does_not_fit_is_told_an_estimate_that_does(text: str) -> None:
+    with pytest.raises(ConfigError, match="does not fit into . x (RTX 4090|L40S)") as refused:
+        load_server(text, Overrides())
+    advice = str(refused.value).rpartition(" ")[2]
+    given, advised = parse_estimate(text), parse_estimate(advice)
+    assert advised[:2] == given[:2]
+    assert advised[2] > given[2]
+    assert load_server(advice, Overrides()).max_batch_size >= 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from trtllm_dspark.speculation.adaptive import AdaptivePolicy
 from trtllm_dspark.speculation.drift import RoundCosts
 
 GAMMA = 7
-ROUNDS = 700
+ROUNDS = 900
 
 
 @dataclass

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ CALIBRATION = Calibration((0.5, 1.0, 1.25, 2.0, 0.75, 1.5, 3.0), (0.0, -0.5, 0.2
 @pytest.fixture
 def directory(toy_engine_dir: Path, tmp_path: Path) -> EngineDirectory:
     """Return the toy engine's manifest in a folder of its own."""
+    shutil.copy(toy_engine_dir / "manifest.json", tmp_path)
     return EngineDirectory(tmp_path, open_engine_dir(toy_engine_dir, verify_hashes=False).manifest)
 
 

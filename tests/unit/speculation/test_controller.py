@@ -259,6 +259,46 @@ def test_drift_of_whole_rounds_is_no_drift_where_the_table_is_right() -> None:
     assert run.reasons.count("measure") >= 400 // 64 - 1
 
 
+def change_clock(run: VirtualLoop, factor: float) -> None:
+    """Let passes and drafts take other times from now on."""
+    run.cost = lambda r, t: factor * linear(r, t)
+    run.table = table_of(run.cost, draft_us=factor * 900.0)
+
+
+def ratios(run: VirtualLoop) -> tuple[float, float]:
+    correction = run.controller.state.correction
+    return correction.draft / correction.base, correction.marginal / correction.base
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("factor", [0.8, 1.2])
+def test_clock_that_changes_mid_run_changes_no_decision(factor: float, whole: bool) -> None:
+    run = loop(table_of(linear), linear, whole=whole, noise=0.01)
+    run.run(streams(1, 0.8), 400)
+    change_clock(run, factor)
+    for _ in range(100):
+        run.run(streams(1, 0.8), 10)
+        assert all(1 / 1.2 < ratio < 1.2 for ratio in ratios(run))
+    assert run.controller.state.correction.base == pytest.approx(factor, rel=0.05)
+    assert run.mean_verify_len(-200, None) == pytest.approx(run.mean_verify_len(200, 400), rel=0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_machine_that_recovers_during_a_bypass_is_drafted_on_again(whole: bool) -> None:
+    """It was twice as slow when it drafted last; what drafts took then is no cost of theirs now."""
+    run = loop(table_of(linear), linear, whole=whole, noise=0.01)
+    change_clock(run, 2.0)
+    run.run(streams(1, 0.8), 400)
+    run.run(streams(1, 0.02), 100)
+    assert run.controller.bypassed
+    change_clock(run, 1.0)
+    for _ in range(30):
+        run.run(streams(1, 0.02), 10)
+        assert all(1 / 1.2 < ratio < 1.2 for ratio in ratios(run))
+    run.run(streams(1, 0.8), MAX_PROBE_PERIOD + 10)
+    assert not run.controller.bypassed
+
+
 def test_rounds_that_are_not_timed_call_for_a_measured_one() -> None:
     one = controller()
     reasons = []

@@ -1,4 +1,4 @@
-"""Corrections of a cost table equal those of a fit to all that was observed."""
+"""Corrections of a cost table equal those from all that was observed, and what all costs share moves no ratio."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def test_corrections_equal_those_of_a_fit_to_all_observations(timed: str, seed: 
     rng = np.random.default_rng(seed)
     core, plain = costs()._drift, PlainDrift()
     seen = []
-    for number in range(300):
+    for number in range(120):
         first, draft = rng.uniform(500.0, 900.0, 2).tolist()
         more = float(rng.choice([0.0, rng.uniform(0.0, 800.0)]))
         # Sometimes a round is interrupted, and for a while the machine is another one.
-        slow = rng.choice([1.0, 20.0], p=[0.95, 0.05]) * (0.2 if 100 <= number < 200 else 1.7)
+        slow = rng.choice([1.0, 20.0], p=[0.95, 0.05]) * (0.2 if 40 <= number < 80 else 1.7)
         if timed == "parts" or (timed == "mixed" and number % 3):
             pairs = [(one.observe_verify(first, more, slow * (first + 3 * more))) for one in (core, plain)]
             seen.append(pairs)
@@ -42,8 +42,88 @@ def test_corrections_equal_those_of_a_fit_to_all_observations(timed: str, seed: 
             plain.observe_untimed()
         assert core.rounds_unmeasured == plain.rounds_unmeasured
         found = [getattr(core, name) for name in FACTORS]
-        assert found == pytest.approx([getattr(plain, name) for name in FACTORS], rel=1e-9)
-    np.testing.assert_allclose(*np.array(seen).T, rtol=1e-9)
+        assert found == pytest.approx([getattr(plain, name) for name in FACTORS], rel=1e-5)
+    np.testing.assert_allclose(*np.array(seen).T, rtol=1e-5)
+
+
+FIRST, MORE, DRAFT = 1000.0, 50.0, 100.0
+"""Microseconds by the table, so that drafting is a small part of a round."""
+
+
+class Rounds:
+    """Rounds of a machine that is as the table says, but for factors; one in 65 drafts nothing, as while speculating.
+
+    Args:
+        whole: rounds are timed whole.
+        noise: standard deviation of the logarithm of a time.
+    """
+
+    def __init__(self, *, whole: bool, noise: float = 0.0, seed: int = 0) -> None:
+        self.drift, self.rng = costs()._drift, np.random.default_rng(seed)
+        self.whole, self.noise, self.number = whole, noise, 0
+
+    def ratios(self) -> tuple[float, float]:
+        return self.drift.draft / self.drift.base, self.drift.marginal / self.drift.base
+
+    def run(self, rounds: int, *, clock: float = 1.0, drafts: float = 1.0, plain: bool = False) -> np.ndarray:
+        """Return [rounds, 2] of drafting and marginal cost over the base."""
+        found = []
+        for _ in range(rounds):
+            self.number += 1
+            if plain or self.number % 65 == 9:
+                self.drift.observe_verify(FIRST, 0.0, clock * self.noisy(FIRST))
+            elif self.whole:
+                self.drift.observe_round(FIRST, MORE, DRAFT, clock * self.noisy(FIRST + MORE + drafts * DRAFT))
+            else:
+                self.drift.observe_verify(FIRST, MORE, clock * self.noisy(FIRST + MORE))
+                self.drift.observe_draft(DRAFT, clock * self.noisy(drafts * DRAFT))
+            found.append(self.ratios())
+        return np.array(found)
+
+    def noisy(self, micros: float) -> float:
+        return micros * float(np.exp(self.noise * self.rng.normal()))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("clock", [0.5, 0.8, 1.2, 2.0])
+def test_clock_that_changes_while_speculating_changes_no_ratio(clock: float, whole: bool) -> None:
+    one = Rounds(whole=whole)
+    one.run(1000)
+    found = one.run(1000, clock=clock)
+    assert np.abs(np.log(found)).max() < np.log(1.1)
+    assert one.drift.base == pytest.approx(clock, rel=0.01)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_clock_that_changes_while_nothing_is_drafted_changes_no_ratio(whole: bool) -> None:
+    one = Rounds(whole=whole)
+    one.run(1000, clock=2.0)
+    found = np.concatenate([one.run(300, clock=1.0, plain=True), one.run(300, clock=1.0)])
+    assert np.abs(np.log(found)).max() < np.log(1.2)
+    assert one.drift.base == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_ratios_stay_while_the_machine_is_restless(seed: int, whole: bool) -> None:
+    """Times scatter by 3% and the machine is half as fast again for twenty rounds now and then."""
+    one = Rounds(whole=whole, noise=0.03, seed=seed)
+    one.run(1000)
+    found = []
+    for _ in range(100):
+        found += [one.run(int(one.rng.integers(1, 40)), clock=clock) for clock in (1.0, 1.5)]
+    drafting = np.log(np.concatenate(found)[:, 0])
+    assert np.abs(drafting).max() < np.log(1.4)
+    assert np.sqrt((drafting**2).mean()) < 0.15
+
+
+@pytest.mark.parametrize(("whole", "rounds"), [(False, 300), (True, 1000)])
+def test_drafts_that_cost_more_from_some_time_on_are_noticed(whole: bool, rounds: int) -> None:
+    one = Rounds(whole=whole)
+    one.run(1000)
+    one.run(rounds, drafts=5.0)
+    cost = one.drift.marginal * MORE + one.drift.draft * DRAFT
+    assert cost / one.drift.base == pytest.approx(MORE + 5.0 * DRAFT, rel=0.2)
 
 
 def test_passes_are_predicted_by_the_corrected_table() -> None:
@@ -55,7 +135,7 @@ def test_passes_are_predicted_by_the_corrected_table() -> None:
     curve = one.verify_us(4, 128, cost_scale=2.0)
     assert curve[[4, 8]].tolist() == pytest.approx([2000.0, 2000.0 + 2 * 800.0], rel=0.02)
     assert one.plain_us(4, 128) == pytest.approx(2000.0, rel=0.02)
-    assert one.draft_us(4, 128) == pytest.approx(500.0)
+    assert one.draft_us(4, 128) == pytest.approx(500.0, rel=1e-3)
     assert one.observe_verify(4, 8, 128, 2800.0, cost_scale=2.0) == pytest.approx(float(curve[8]))
 
 
@@ -80,8 +160,10 @@ def test_drift_refuses_what_it_cannot_divide_by() -> None:
         one.observe_verify(0.0, 1.0, 1.0)
     with pytest.raises(NativeError, match="draft_us is nan"):
         one.observe_draft(float("nan"), 1.0)
+    shares = dict.fromkeys(("noise", "common", "ratio", "doubt", "shape", "flat"), 0.1)
+    bounds = dict.fromkeys(("surprise", "outlier", "base_bound", "marginal_bound", "draft_bound"), 2.0)
     with pytest.raises(NativeError, match="memory is 2"):
-        type(one)(memory=2.0, prior=1.0, flat=0.1, outlier=3.0, base_bound=2.0, marginal_bound=2.0, draft_bound=2.0)
+        type(one)(memory=2.0, **shares, **bounds)
 
 
 def test_what_the_host_does_beside_rounds_with_drafts_is_part_of_a_draft() -> None:

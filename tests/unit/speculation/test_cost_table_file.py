@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ STORED = StoredCostTable(
 @pytest.fixture
 def directory(toy_engine_dir: Path, tmp_path: Path) -> EngineDirectory:
     """Return the toy engine's manifest in a folder of its own."""
+    shutil.copy(toy_engine_dir / "manifest.json", tmp_path)
     return EngineDirectory(tmp_path, open_engine_dir(toy_engine_dir, verify_hashes=False).manifest)
 
 
@@ -29,7 +31,8 @@ def test_table_is_read_back_as_it_was_written(directory: EngineDirectory) -> Non
     assert read_cost_table(directory) is None
     path = write_cost_table(directory, STORED)
     assert read_cost_table(directory) == STORED
-    assert [entry.name for entry in directory.path.iterdir()] == [path.name] == ["cost_table.json"]
+    assert sorted(entry.name for entry in directory.path.iterdir()) == [path.name, "manifest.json"]
+    assert path.name == "cost_table.json"
     raw = json.loads(path.read_text())
     assert raw["schema"] == "trtllm_dspark.cost_table"
     assert raw["engine_hash"] == directory.manifest.engine_hash
@@ -100,5 +103,5 @@ def test_failed_write_keeps_the_old_table(directory: EngineDirectory, monkeypatc
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(DeviceError, match="No space left on device"):
         write_cost_table(directory, StoredCostTable(STORED.table, "another", 1))
-    assert [entry.name for entry in directory.path.iterdir()] == [path.name]
+    assert sorted(entry.name for entry in directory.path.iterdir()) == [path.name, "manifest.json"]
     assert path.read_bytes() == before

@@ -153,6 +153,17 @@ def test_position_that_is_never_verified_keeps_the_stored_parameters() -> None:
     assert fitted.temperature[0] > 2
 
 
+def test_position_with_few_labels_keeps_what_older_blocks_have_told() -> None:
+    start = Calibration((1.0, 1.0, 1.0, 1.7, 1.8), (0.0, 0.0, 0.0, 0.3, 0.4))
+    blocks = blocks_of(TRIPLED, 2000, np.random.default_rng(0))
+    verified = np.where(np.arange(2000) < 20, GAMMA, 3)
+    cut = Blocks(blocks.logits, verified, np.minimum(blocks.accepted, verified), np.arange(2000))
+    fitted = fit_window(cut, start=start, stored=IDENTITY)
+    assert fitted.temperature[3:] == pytest.approx((1.7, 1.8))
+    assert fitted.bias[3:] == pytest.approx((0.3, 0.4))
+    assert fitted.temperature[0] > 2
+
+
 def test_error_without_noise_is_near_zero_where_the_plain_one_is_not() -> None:
     found = [label_error(IDENTITY, whole_blocks(RIGHT, 512, seed)) for seed in range(20)]
     plain, debiased = np.array(found).mean(axis=0)

@@ -21,7 +21,7 @@ from trtllm_dspark.errors import EngineMismatch, UsageError
 from trtllm_dspark.runtime import Request, SamplingParams, Session
 from trtllm_dspark.traffic import shards
 from trtllm_dspark.traffic.layout import TrafficInfo, TrafficRecord, read_info, to_bfloat16
-from trtllm_dspark.traffic.recorder import CollectOptions, TrafficRecorder, likeliest
+from trtllm_dspark.traffic.recorder import CollectOptions, TrafficRecorder, _Pending, likeliest
 from trtllm_dspark.traffic.shards import ShardWriter, read_shard, shard_bytes, shard_numbers
 
 
@@ -176,6 +176,39 @@ def test_leftovers_of_a_killed_writer_are_removed_and_a_second_writer_is_refused
     (tmp_path / "mine" / "notes").write_text("x")
     with pytest.raises(UsageError, match="holds no traffic records"):
         TrafficRecorder(manifest, options(tmp_path / "mine"))
+
+
+def test_recorder_keeps_the_cap_where_it_is_below_a_usual_shard(
+    manifest: Manifest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    counts: list[str] = []
+    sizes: list[int] = []
+    cap = 1 << 20
+    recorder = TrafficRecorder(manifest, options(tmp_path / "t", max_bytes=cap), count=counts.append, size=sizes.append)
+
+    def finish(num_bytes: int, index: int) -> None:
+        rows = num_bytes // 32
+        pending = _Pending(
+            tokens=[index] * (rows + 1),
+            rounds=[(0, 2, 1)],
+            features=[np.zeros((rows, 2), np.uint16)],
+            tops=[(np.zeros((rows, 4), np.int32), np.ones((rows, 4), np.float16))],
+        )
+        recorder._queue.put(lambda: recorder._finish(pending, 3, {}))
+
+    for index in range(30):
+        finish(100_000, index)
+    finish(700_000, 30)
+    finish(200_000, 31)
+    for _ in range(2):
+        finish(2 * cap, 99)
+    recorder.close()
+    assert max(sizes) <= cap
+    kept = [int(record.token_ids[0]) for record in records(tmp_path / "t")]
+    assert kept[-2:] == [30, 31]
+    assert counts.count("recorded") == 32
+    assert counts.count("dropped") == 2
+    assert caplog.text.count("it exceeds --collect_max_gb") == 1
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("planted")])

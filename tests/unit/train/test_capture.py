@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,21 @@ from helpers.training import make_run
 
 from trtllm_dspark.checkpoint import Checkpoint
 from trtllm_dspark.reference.models import target_forward
+from trtllm_dspark.train import target_engine
 from trtllm_dspark.train.data import BatchConfig, Sampler, _sharpen
-from trtllm_dspark.train.features import Capturer, FeatureCache, common_prefix, expand
+from trtllm_dspark.train.features import Captured, Capturer, FeatureCache, common_prefix, expand
 from trtllm_dspark.train.pipeline import Preparation, TrainConfig
 from trtllm_dspark.train.responses import Response
+
+
+def test_feature_target_templates_see_the_special_tokens_of_the_checkpoint(target: Checkpoint, tmp_path: Path) -> None:
+    assert target.tokenizer is not None
+    template = "{{ bos_token }}|{{ eos_token }}"
+    for said, rendered in (({}, "<|mask|>|<|end|>"), ({"bos_token": None, "eos_token": "<|pad|>"}, "|<|pad|>")):
+        assets = replace(target.tokenizer, chat_template=template, special_tokens=said)
+        checkpoint = replace(target, tokenizer=assets)
+        written = target_engine.FeatureTarget(tmp_path, "x", checkpoint, (0,), 64)
+        assert written.tokenizer().render_chat([]) == rendered
 
 
 @pytest.mark.parametrize("draft_ids", [None, np.arange(1, 256, 3)])
@@ -40,17 +52,58 @@ def test_captured_equals_the_reference(
     engine.close()
 
 
-def test_a_shared_beginning_changes_no_bit(config: TrainConfig, responses: list[Response]) -> None:
+def assert_prefix_changes_nothing(config: TrainConfig, prefix: tuple[int, ...], responses: list[Response]) -> None:
+    """Capture with and without the common beginning and compare bit for bit."""
     written = Preparation(config).feature_target
     engines = [written.open(max_batch_size=2, num_threads=1) for _ in range(2)]
-    shared = Capturer(engines[0], None, 10, common_prefix(responses))
+    shared = Capturer(engines[0], None, 10, prefix)
     alone = Capturer(engines[1], None, 10)
     for response in responses:
         one, other = shared.capture(response), alone.capture(response)
+        assert len(one.top_ids) == len(response.token_ids) - response.response_start
         for name in ("features", "scales", "top_ids", "top_probs"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     for engine in engines:
         engine.close()
+
+
+def test_a_shared_beginning_changes_no_bit(config: TrainConfig, responses: list[Response]) -> None:
+    assert_prefix_changes_nothing(config, common_prefix(responses), responses)
+
+
+def test_a_shared_beginning_may_be_longer_than_a_pass(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_engine, "MAX_PASS_TOKENS", 16)
+    ids = tuple(range(20, 62))
+    longer = [Response("x", 0.0, 28, (*ids[:26], token, *ids[26:])) for token in (70, 71)]
+    prefix = common_prefix(longer)
+    assert len(prefix) == target_engine.MAX_PASS_TOKENS + 10
+    assert_prefix_changes_nothing(config, prefix, longer)
+
+
+@pytest.mark.parametrize("start", [1, 9, 12, 13, 14])
+def test_a_response_may_begin_inside_the_shared_beginning(config: TrainConfig, start: int) -> None:
+    prefix = tuple(range(20, 33))
+    assert_prefix_changes_nothing(config, prefix, [Response("x", 0.0, start, (*prefix, 40, 41, 42))])
+
+
+def test_cached_targets_of_another_number_are_captured_anew(
+    responses: list[Response], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An earlier version left the first targets out where the common beginning reached into the response."""
+    response = responses[0]
+    length, answered = len(response.token_ids) - 1, len(response.token_ids) - response.response_start
+    whole = Captured(
+        np.ones((length, 6), np.float16),
+        np.ones((length, 1), np.float32),
+        np.ones((answered, 3), np.int32),
+        np.ones((answered, 3), np.float16),
+    )
+    cache = FeatureCache(tmp_path / "cache", 1 << 20, "a")
+    cache.put(response, whole)
+    assert cache.get(response) is not None
+    cache.put(response, replace(whole, top_ids=whole.top_ids[2:], top_probs=whole.top_probs[2:]))
+    assert cache.get(response) is None
+    assert "captured anew" in caplog.text
 
 
 def test_cache_keeps_its_cap_and_drops_files_of_another_key(
@@ -127,6 +180,17 @@ def test_lower_temperature_sharpens_and_counts_what_is_left_over() -> None:
     whole = np.array([0.5, 0.25, 0.05, 0.2]) ** 2
     np.testing.assert_allclose(_sharpen(probs, 0.5), (whole / whole.sum())[None, :3], rtol=1e-5)
     assert _sharpen(probs, 1.0) is probs
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-3, 0.01, 0.05, 0.49])
+def test_temperature_near_zero_stays_a_distribution(temperature: float) -> None:
+    rows = [[0.02] * 4, [0.35, 0.3, 0.2, 0.15], [0.6, 0.3, 0.05, 0.05], [0.0] * 4]
+    sharp = _sharpen(np.array(rows, np.float32), temperature)
+    assert np.isfinite(sharp).all()
+    assert (sharp.sum(-1) <= 1 + 1e-6).all()
+    whole = (np.array([0.6, 0.3, 0.05, 0.05]) / 0.6) ** (1 / temperature)
+    np.testing.assert_allclose(sharp[2], whole / whole.sum(), rtol=1e-4, atol=1e-30)
+    assert not sharp[3].any()
 
 
 def test_long_responses_are_left_out(

@@ -22,7 +22,7 @@ DEMO = Path(__file__).parents[3] / "build_scripts" / "demo"
 def commands() -> list[argparse.Namespace]:
     """Return what every `train` line of the script asks for."""
     text = (DEMO / "train_drafter.sh").read_text("utf-8").replace("\\\n", " ")
-    shared = dict(re.findall(r"^(answers|steps|bfloat16)=\(([^)]*)\)$", text, re.MULTILINE))
+    shared = dict(re.findall(r"^(answers|steps|bfloat16|mixed|longer)=\(([^)]*)\)$", text, re.MULTILINE))
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
     found = []
@@ -37,30 +37,32 @@ def commands() -> list[argparse.Namespace]:
 
 def test_script_asks_for_what_the_command_knows() -> None:
     generations = [command for command in commands() if command.responses_only]
-    assert len({command.seed for command in generations}) == 3
+    assert len({command.seed for command in generations}) == 4
     assert [(command.temperatures, len(command.prompts_file)) for command in generations] == [
         ("0:1", 3),
         ("0.7:1,1:1", 2),
         ("0:3,0.7:1,1:1", 3),
+        ("0:3,0.7:1,1:1", 2),
     ]
     found = runs()
-    assert [run.init_from for run in found] == ["$work/$demo/smollm2-135m-drafter", "$work/packed_1", "$work/packed_2"]
+    begins = ["$work/$demo/smollm2-135m-drafter", *(f"$work/packed_{number}" for number in (1, 2, 3))]
+    assert [run.init_from for run in found] == begins
     for number, run in enumerate(found, 1):
         assert str(run.responses_file[0]) == f"$work/train_{number}.jsonl"
         assert str(run.validation_file) == f"$work/validation_{number}.jsonl"
         assert run.draft_vocab_size == 4096
-    assert [(run.steps, run.lr_scale) for run in found] == [(450, 1.0), (450, 0.4), (1900, 0.7)]
-    # The features of its answers are in the third run's directory, under the same settings.
-    answers, run = generations[-1], found[-1]
-    for name in ("output_dir", "weight_dtype", "top_k", "init_from", "draft_vocab_size", "draft_vocab_counts"):
-        assert getattr(answers, name) == getattr(run, name)
+    assert [(run.steps, run.lr_scale) for run in found] == [(450, 1.0), (450, 0.4), (1900, 0.7), (1600, 0.7)]
+    # The features of their answers are in the last two runs' directories, under the same settings.
+    for answers, run in zip(generations[-2:], found[-2:], strict=True):
+        for name in ("output_dir", "weight_dtype", "top_k", "init_from", "draft_vocab_size", "draft_vocab_counts"):
+            assert getattr(answers, name) == getattr(run, name)
 
 
 def runs() -> list[argparse.Namespace]:
     return [command for command in commands() if not command.responses_only]
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_logs_are_of_the_whole_runs(number: int) -> None:
     run = runs()[number - 1]
     with (DEMO / f"training_log_{number}.csv").open(encoding="utf-8") as stream:

@@ -127,14 +127,50 @@ def test_minutes_become_a_number_of_steps_that_a_resumed_run_keeps(
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"lr_scale": 2.0}, "optimizer"), ({"markov_rank": 4}, "another shape"), ({"seed": 9}, "batch")],
+    [
+        ({"lr_scale": 2.0}, "optimizer"),
+        ({"markov_rank": 4}, "another shape"),
+        ({"seed": 9}, "batch"),
+        ({"warmup_steps": 3}, "--warmup_steps 2, this command 3; resume with the same"),
+        ({"decay_share": 0.3}, r"--decay_share 0\.6, this command 0\.3"),
+        ({"steps": 9, "decay_share": 0.3}, r"--decay_share 0\.6"),
+        ({"init_from": "OWN"}, "began without --init_from; resume with the same"),
+    ],
 )
 def test_resume_refuses_another_run(
     config: TrainConfig, responses: list[Response], changes: dict[str, object], message: str
 ) -> None:
     train(config, responses, steps=1)
+    if changes.get("init_from") == "OWN":
+        changes = {"init_from": str(config.output_dir / "drafter")}
     with pytest.raises(CheckpointError, match=message):
         make_run(config, responses, resume=True, **changes)
+
+
+def test_resume_goes_on_from_the_same_drafter_wherever_it_stands(
+    config: TrainConfig, responses: list[Response], tmp_path: Path
+) -> None:
+    """What a run was begun with decides rows that it does not train."""
+    train(config, responses, steps=1, output_dir=tmp_path / "first")
+    begun, moved = tmp_path / "first" / "drafter", tmp_path / "moved"
+    train(config, responses, steps=1, init_from=str(begun))
+    with pytest.raises(CheckpointError, match="began with another drafter; resume with the same --init_from"):
+        make_run(config, responses, resume=True)
+    with pytest.raises(CheckpointError, match="began with another drafter"):
+        make_run(config, responses, resume=True, init_from=str(config.output_dir / "drafter"))
+    begun.rename(moved)
+    assert [one.step for one in train(config, responses, steps=2, resume=True, init_from=str(moved))] == [2]
+
+
+def test_state_that_does_not_say_how_it_began_goes_on(config: TrainConfig, responses: list[Response]) -> None:
+    train(config, responses, steps=1)
+    directory = config.output_dir / STATE_DIR
+    state = load_state(directory)
+    for name in ("warmup_steps", "decay_share", "init_from"):
+        del state.facts[name]
+    saved_state.save_state(directory, state.facts, state.tensors)
+    changes: dict[str, object] = {"warmup_steps": 5, "decay_share": 0.1}
+    assert [report.step for report in train(config, responses, steps=2, resume=True, **changes)] == [2]
 
 
 @pytest.mark.parametrize("saved", [True, False])

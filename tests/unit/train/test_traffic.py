@@ -14,7 +14,7 @@ from trtllm_dspark.errors import CheckpointError, UsageError
 from trtllm_dspark.reference._layers import decoder_layer, rms_norm, weight
 from trtllm_dspark.reference.models import drafter_context, target_forward
 from trtllm_dspark.traffic.layout import TrafficInfo, TrafficRecord, to_bfloat16
-from trtllm_dspark.traffic.shards import ShardWriter
+from trtllm_dspark.traffic.shards import ShardWriter, purge
 from trtllm_dspark.train.data import collate
 from trtllm_dspark.train.model import backbone
 from trtllm_dspark.train.pipeline import Preparation, Run, TrainConfig
@@ -41,8 +41,8 @@ def record(target: Checkpoint, response: Response) -> TrafficRecord:
 
 
 @pytest.fixture
-def traffic(target: Checkpoint, responses: list[Response], tmp_path: Path) -> Path:
-    info = TrafficInfo(
+def info(target: Checkpoint) -> TrafficInfo:
+    return TrafficInfo(
         target_checkpoint=tuple(sorted(file.sha256 for file in target.files)),
         target_weight_dtype="float32",
         target_layer_ids=(0, 2),
@@ -51,11 +51,20 @@ def traffic(target: Checkpoint, responses: list[Response], tmp_path: Path) -> Pa
         top_k=8,
         prompts="drop",
     )
-    writer = ShardWriter(tmp_path / "traffic", info, max_bytes=1 << 30)
+
+
+def write_traffic(directory: Path, info: TrafficInfo, target: Checkpoint, responses: list[Response]) -> Path:
+    """Record sequences, three a shard."""
+    writer = ShardWriter(directory, info, max_bytes=1 << 30)
     for part in (responses[:3], responses[3:]):
         writer.write([record(target, response) for response in part])
     writer.close()
-    return tmp_path / "traffic"
+    return directory
+
+
+@pytest.fixture
+def traffic(target: Checkpoint, info: TrafficInfo, responses: list[Response], tmp_path: Path) -> Path:
+    return write_traffic(tmp_path / "traffic", info, target, responses)
 
 
 def test_blocks_stand_at_their_own_positions(
@@ -108,6 +117,31 @@ def test_traffic_alone_trains_and_resumes(config: TrainConfig, traffic: Path, tm
     first = sitting(tmp_path / "parts", 3, resume=False)
     assert len(whole) == 6
     assert first + sitting(tmp_path / "parts", 6, resume=True) == whole
+
+
+def test_copies_of_records_are_private_and_go_when_the_records_went(
+    config: TrainConfig, target: Checkpoint, info: TrafficInfo, traffic: Path, responses: list[Response]
+) -> None:
+    copies = config.output_dir / "traffic_features"
+
+    def kept() -> set[str]:
+        Run(Preparation(config), [], traffic=traffic).close()
+        assert copies.stat().st_mode & 0o777 == 0o700
+        assert {path.stat().st_mode & 0o777 for path in copies.iterdir()} == {0o600}
+        return {path.name for path in copies.iterdir()}
+
+    before = kept()
+    assert len(before) == 5  # one record is too short for a block
+    # Files of a version that left them open.
+    copies.chmod(0o755)
+    for path in copies.iterdir():
+        path.chmod(0o644)
+    assert kept() == before
+    purge(traffic, info)
+    write_traffic(traffic, info, target, [responses[number] for number in (5, 3, 4, 1)])
+    after = kept()
+    assert len(after) == 4
+    assert not after & before
 
 
 def test_traffic_of_other_layers_or_another_target_is_refused(config: TrainConfig, traffic: Path) -> None:

@@ -134,6 +134,64 @@ def test_contradicting_flags_are_refused(
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--seed", "-1"), "seed must be at least 0, got -1"),
+        (("--warmup_steps", "-1"), "--warmup_steps must be at least 0, got -1"),
+        (("--decay_share", "1.5"), "--decay_share must be from 0 to 1, got 1.5"),
+        (("--mask_token_id", "256"), "--mask_token_id must be from 0 to 255, got 256"),
+    ],
+)
+def test_values_out_of_range_are_refused_at_once(
+    target_dir: Path, tmp_path: Path, flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", ["question"])
+    assert train(target_dir, tmp_path / "out", "--prompts_file", str(prompts), *flags) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out" / "responses.jsonl").exists()
+
+
+def test_validation_is_read_before_prompts_are_answered(
+    target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--prompts_file", str(write_prompts(tmp_path / "p.jsonl", ["question"]))]
+    flags += ["--validation_file", str(tmp_path / "gone.jsonl")]
+    assert train(target_dir, tmp_path / "out", *flags) == 2
+    assert "gone.jsonl cannot be read" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "responses.jsonl").exists()
+    # A file that is to be split off the answers cannot be there before them.
+    assert train(target_dir, tmp_path / "out", *flags, "--responses_only") == 0
+
+
+def test_validation_leaves_out_what_it_cannot_walk(
+    target_dir: Path,
+    tmp_path: Path,
+    responses: list[Response],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = write_responses(tmp_path / "r.jsonl", responses)
+    walked = [
+        Response("long", 0.0, 9, tuple(range(10, 80))),
+        Response("short", 0.0, 9, tuple(range(10, 22))),  # three tokens, where a block has five
+        Response("nothing", 0.0, 9, tuple(range(10, 19))),
+        Response("one", 0.0, 1, (10,)),
+        *responses,
+    ]
+    validation = write_responses(tmp_path / "v.jsonl", walked)
+    flags = ["--responses_file", str(given), "--validation_file", str(validation)]
+    assert train(target_dir, tmp_path / "out", *flags) == 0
+    assert f"1 sequences of --validation_file {validation} exceed --max_seq_len 64" in caplog.text
+    table = {line.split()[2]: line.split()[3:] for line in capsys.readouterr().out.splitlines() if "accepted" in line}
+    assert set(table) == {"short", "nothing", "one", "x"}
+    for domain in ("short", "nothing", "one"):
+        assert table[domain][0] == "none:"
+    assert table["x"][1:] == ["before,", table["x"][2], "after"]
+
+
 def test_responses_only_are_what_a_run_from_prompts_answers(
     target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
