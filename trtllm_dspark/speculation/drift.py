@@ -41,8 +41,9 @@ SURPRISE = 3.0
 that the whole machine is faster or slower now."""
 OUTLIER = 3.0
 """A round that took more than this times its prediction was interrupted; it counts as this much."""
-TOLD = 1.5
-"""A correction is logged when it has changed by this factor since it was logged last."""
+TOLD = (3.0, 1.5, 1.5)
+"""Factors by which the base, and marginal cost and drafting against it, have to move to be told: a busy machine's spell
+doubles the base and decides nothing."""
 FIRST_TELL = 16
 """Rounds before the first such line, and between two looks: a single round tells little."""
 TELL_EVERY = 256
@@ -232,7 +233,8 @@ class RoundCosts:
         if self._untold < TELL_EVERY or self._untold % FIRST_TELL:
             return
         correction = self.correction
-        if all(1 / TOLD < now / told < TOLD for now, told in zip(correction, self._told, strict=True)):
+        changes = zip(_ratios(correction), _ratios(self._told), TOLD, strict=True)
+        if all(1 / bound < now / told < bound for now, told, bound in changes):
             return
         self._told, self._untold = correction, 0
         logger.info(
@@ -240,6 +242,11 @@ class RoundCosts:
             "drafting x%.2f",
             *correction,
         )
+
+
+def _ratios(correction: Correction) -> tuple[float, float, float]:
+    """Return the base and the other two as shares of it: what may be told, in the order of `TOLD`."""
+    return correction.base, correction.marginal / correction.base, correction.draft / correction.base
 
 
 class _Mean:

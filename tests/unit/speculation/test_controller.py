@@ -270,6 +270,17 @@ def ratios(run: VirtualLoop) -> tuple[float, float]:
     return correction.draft / correction.base, correction.marginal / correction.base
 
 
+def test_spell_of_a_busy_machine_is_followed_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    """What doubles all times decides nothing: a log that filled with it would hide what does."""
+    caplog.set_level(logging.INFO)
+    run = loop(table_of(linear), linear, noise=0.01)
+    for factor in (1.0, 2.0, 1.0, 2.0, 1.0):
+        change_clock(run, factor)
+        run.run(streams(1, 0.8), 300)
+        assert run.controller.state.correction.base == pytest.approx(factor, rel=0.1)
+    assert "rescaled" not in caplog.text
+
+
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("factor", [0.8, 1.2])
 def test_clock_that_changes_mid_run_changes_no_decision(factor: float, whole: bool) -> None:
