@@ -85,8 +85,10 @@ class NumpyBlockStatistics:
         more_us = weighted(shares, added) / count + together * (1.0 - 1.0 / count)
         least_us = (draft_us + plain_us) / count
         rates = tokens / (least_us + more_us)
-        # Of equal rates the one that verifies least.
-        best = rates.shape[1] - 1 - np.argmax(rates[:, ::-1], axis=1)
+        # Of rates that are equal but for rounding the one that verifies least.
+        best = np.full(len(rates), rates.shape[1] - 1)
+        for threshold in reversed(range(rates.shape[1] - 1)):
+            best = np.where(rates[:, threshold] > rates[every, best] * (1.0 + 1e-9), threshold, best)
         chosen = THRESHOLDS[best].astype(np.float64)
         self.expected[rows] = np.stack([chosen, survivors[every, best], lengths[every, best]], axis=1)
         past = self.past[rows]

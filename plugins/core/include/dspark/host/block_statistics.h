@@ -323,11 +323,12 @@ private:
         double const rho = ratio(row, pool_ratio);
         Prospects found;
         foresee(row, pool, rho, times, &found);
-        // From the last: of equal rates the one that verifies least.
+        // From the last: of equal rates the one that verifies least. Between two thresholds that no confidence tells
+        // apart only rounding differs, by the order of sums.
         size_t best = width() - 1;
         double best_rate = found.rates[best];
         for (size_t c = best; c-- > 0;) {
-            bool const better = found.rates[c] > best_rate;
+            bool const better = found.rates[c] > best_rate * (1.0 + kRounding);
             best = better ? c : best;
             best_rate = better ? found.rates[c] : best_rate;
         }
@@ -339,6 +340,8 @@ private:
         double const gain = (1.0 + extra_tokens) / (times.least_us + more_us) * times.plain_us * times.part - 1.0;
         worth_[row] = {gain, extra_tokens, more_us};
     }
+
+    static constexpr double kRounding = 1e-9;
 
     int gamma_;
     std::vector<float> thresholds_;
