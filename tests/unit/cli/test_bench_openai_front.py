@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,34 +15,19 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 import uvicorn
+from helpers.running_engine import running_engine
 
 from trtllm_dspark.cli.main import main
-from trtllm_dspark.serving.client import EngineClient
 from trtllm_dspark.serving.openai_front.app import OpenAIFront
-
-
-@contextmanager
-def engine_process(engine_dir: Path, path: Path) -> Iterator[EngineClient]:
-    command = [sys.executable, "-m", "trtllm_dspark.engine_process", f"--engine_dir={engine_dir}", f"--socket={path}"]
-    process = subprocess.Popen([*command, "--num_threads=1", "--speculation=fixed"])
-    client = EngineClient(str(path), name="openai", role="front")
-    client.start()
-    try:
-        assert client.wait_connected(120.0), process.poll()
-        yield client
-    finally:
-        client.close()
-        process.terminate()
-        assert process.wait(60.0) == 0
 
 
 @pytest.fixture(scope="module")
 def url(toy_engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the address of a front over an engine of the toy pair."""
-    with (
-        engine_process(toy_engine_dir, tmp_path_factory.mktemp("engine") / "s") as client,
-        socket.socket() as listening,
-    ):
+    path = tmp_path_factory.mktemp("engine") / "s"
+    command = [sys.executable, "-m", "trtllm_dspark.engine_process", f"--engine_dir={toy_engine_dir}"]
+    flags = [f"--socket={path}", "--num_threads=1", "--speculation=fixed"]
+    with running_engine([*command, *flags], path, role="front") as client, socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(OpenAIFront(client).application(), log_level="warning"))
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from helpers.running_engine import running_engine
 from helpers.toy_pair import ToyPair
 
 from trtllm_dspark.build import BuildConfig, build_engine
@@ -126,21 +125,11 @@ def test_process_refuses_what_the_engine_or_nobody_knows(toy_engine_dir: Path) -
         open_session(toy_engine_dir, options)
 
 
-@contextmanager
-def engine_process(socket: Path, *flags: str) -> Iterator[EngineClient]:
+def engine_process(socket: Path, *flags: str) -> AbstractContextManager[EngineClient]:
     """Start the process that `serve` with these flags starts."""
     command = engine_command(*flags)
     command[command.index("--socket=the.sock")] = f"--socket={socket}"
-    process = subprocess.Popen(command)
-    client = EngineClient(str(socket), name="test", role="launcher")
-    client.start()
-    try:
-        assert client.wait_connected(120.0), process.poll()
-        yield client
-    finally:
-        client.close()
-        process.terminate()
-        assert process.wait(60.0) == 0
+    return running_engine(command, socket, role="launcher")
 
 
 def generate(client: EngineClient, **fields: Any) -> dict[str, Any]:
