@@ -38,7 +38,9 @@ class _Parser(argparse.ArgumentParser):
     """argparse whose errors are one sentence on stderr and exit code 2, without the usage dump."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        # Not by `exit`: that of Python 3.11.2 fails where stderr cannot be written.
+        _complain(f"{self.prog}: {message}; see {self.prog} --help")
+        sys.exit(2)
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
